@@ -1,0 +1,105 @@
+// Python's door to the seam: numbers in, no tensor types. Arguments are checked in Python (ops.py, apply.py).
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "dispatch.h"
+#include "fill.h"
+#include "fp_environment.h"
+#include "params.h"
+#include "soft_fma.h"
+
+namespace py = pybind11;
+using namespace shardinit;
+
+namespace {
+
+std::vector<int64_t> integers(const py::handle& sequence) { return sequence.cast<std::vector<int64_t>>(); }
+
+// A piece as Python passes it: (pointer, dtype, sizes, strides, first global index, steps, distribution, parameters, seed,
+// tensor_id, unary steps).
+Piece piece_of(const py::tuple& t) {
+  if (t.size() != 11) throw std::invalid_argument("a piece has 11 fields");
+  Piece piece{};
+  piece.data = reinterpret_cast<void*>(t[0].cast<uintptr_t>());
+  piece.dtype = static_cast<Dtype>(t[1].cast<int>());
+  const auto sizes = integers(t[2]);
+  const auto strides = integers(t[3]);
+  const auto steps = integers(t[5]);
+  if (sizes.size() > kMaxDims || strides.size() != sizes.size() || steps.size() != sizes.size()) {
+    throw std::invalid_argument("a piece needs as many strides and steps as sizes, and at most 64");
+  }
+  piece.grid.num_dims = static_cast<int>(sizes.size());
+  piece.grid.first = t[4].cast<uint64_t>();
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    piece.grid.size[d] = sizes[d];
+    piece.grid.stride[d] = strides[d];
+    piece.grid.step[d] = steps[d];
+  }
+  piece.grid.collapse();
+  const auto params = t[7].cast<std::vector<double>>();
+  if (params.size() > 4) throw std::invalid_argument("a draw has at most 4 parameters");
+  double p[4] = {};
+  std::copy(params.begin(), params.end(), p);
+  set_draw(&piece, static_cast<Distribution>(t[6].cast<int>()), p, t[8].cast<uint64_t>(), t[9].cast<uint64_t>());
+  const auto unary = t[10].cast<std::vector<std::pair<int, double>>>();
+  if (unary.size() > kMaxUnary) throw std::invalid_argument("a piece has at most 32 steps after its draw");
+  piece.num_unary = static_cast<int>(unary.size());
+  for (size_t k = 0; k < unary.size(); ++k) piece.unary[k] = {static_cast<UnaryOp>(unary[k].first), unary[k].second};
+  return piece;
+}
+
+void fill(const py::list& list, int num_threads) {
+  std::vector<Piece> pieces;
+  pieces.reserve(list.size());
+  {
+    const DefaultFpEnvironment environment;
+    for (const auto& item : list) {
+      pieces.push_back(piece_of(py::reinterpret_borrow<py::tuple>(item)));
+      if (pieces.back().grid.numel() == 0) pieces.pop_back();
+    }
+  }
+  const py::gil_scoped_release release;
+  fill_cpu(pieces.data(), pieces.size(), num_threads);
+}
+
+// The pair of values of given words; for the tests of accuracy, which choose the words.
+py::tuple transform(bool is_double, int distribution, const std::vector<double>& params, const std::vector<uint64_t>& p,
+                    const std::vector<uint64_t>& q) {
+  if (params.size() > 4 || p.size() != q.size()) throw std::invalid_argument("transform: sizes must agree");
+  Piece piece{};
+  piece.dtype = is_double ? Dtype::kFloat64 : Dtype::kFloat32;
+  double raw[4] = {};
+  std::copy(params.begin(), params.end(), raw);
+  std::vector<double> even(p.size());
+  std::vector<double> odd(p.size());
+  const DefaultFpEnvironment environment;
+  set_draw(&piece, static_cast<Distribution>(distribution), raw, 0, 0);
+  active_kernels().transform(piece, p.data(), q.data(), p.size(), even.data(), odd.data());
+  return py::make_tuple(even, odd);
+}
+
+std::vector<uint32_t> philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key) {
+  const auto words = philox4x32<uint32_t>(c0, c1, c2, c3, PhiloxKey::of(key));
+  return {words.w, words.w + 4};
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "The kernels of torch_shardinit. Private: use the package's functions.";
+  m.attr("STREAM_VERSION") = kStreamVersion;
+  m.attr("MAX_UNARY") = kMaxUnary;
+  m.attr("COMPILER") = SHARDINIT_COMPILER;
+  m.def("fill", &fill, py::arg("pieces"), py::arg("num_threads"));
+  m.def("has_value_below", [](int dtype, double b) { return has_value_below(static_cast<Dtype>(dtype), b); });
+  m.def("available_isas", &available_isas);
+  m.def("active_isa", [] { return std::string(active_kernels().name); });
+  m.def("force_isa", &force_isa);
+  m.def("philox", &philox);
+  m.def("transform", &transform);
+  m.def("soft_fma", [](double a, double b, double c) { return soft_fma(a, b, c); });
+  m.def("soft_fmaf", [](float a, float b, float c) { return soft_fma(a, b, c); });
+}

@@ -1,0 +1,74 @@
+// The seam between the bindings and the backends: raw pointers, sizes and numbers, no torch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "region.h"
+#include "stream.h"
+#include "transform.h"
+
+namespace shardinit {
+
+enum class Dtype : int { kFloat64, kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2, kBits32, kBits64 };
+
+enum class Distribution : int { kConstant, kUniform, kNormal, kTruncNormal, kBits };
+
+// What follows the draw: one operation in working precision each, never fused.
+enum class UnaryOp : int { kAdd, kSub, kMul, kDiv, kClampMin, kClampMax, kNeg };
+struct Unary {
+  UnaryOp op;
+  double operand;
+};
+
+inline size_t size_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat64:
+    case Dtype::kBits64:
+      return 8;
+    case Dtype::kFloat32:
+    case Dtype::kBits32:
+      return 4;
+    case Dtype::kBFloat16:
+    case Dtype::kFloat16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+// A distribution with its parameters made ready, in working precision T.
+template <class T> struct Draw {
+  Distribution distribution;
+  Stream stream;
+  union {
+    T constant;
+    UniformParams<T> uniform;
+    NormalParams<T> normal;
+    TruncNormalParams<T> trunc_normal;
+  };
+};
+
+inline constexpr int kMaxUnary = 32;
+
+// One grid of elements of one tensor, and what to put there.
+struct Piece {
+  void* data;  // of the grid's first element
+  Dtype dtype;
+  Grid grid;
+  bool is_double;  // which draw counts
+  Draw<float> draw32;
+  Draw<double> draw64;
+  int num_unary;
+  Unary unary[kMaxUnary];
+};
+
+// Parameters as the caller gave them, checked in Python: a number in fp64, already rounded to fp32 where that is the working
+// precision. p: constant (value); uniform (a, b); normal (std, mean); trunc_normal (std, mean, a, b).
+void set_draw(Piece* piece, Distribution distribution, const double p[4], uint64_t seed, uint64_t tensor_id);
+
+// Fills all pieces on the CPU with up to num_threads threads. The floating-point environment of the caller neither matters
+// nor changes.
+void fill_cpu(const Piece* pieces, size_t num_pieces, int num_threads);
+
+}  // namespace shardinit

@@ -1,0 +1,145 @@
+// The CPU backend: cuts pieces into rows and chunks, shares them out to threads, and runs the kernels of the best instruction set.
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <system_error>
+#include <string>
+#include <thread>
+
+#include "dispatch.h"
+#include "fill.h"
+#include "fp_environment.h"
+#include "kernels.h"
+
+namespace shardinit {
+namespace {
+
+constexpr size_t kChunk = 2048;               // elements that pass through the cache at a time
+constexpr int64_t kGrain = int64_t{1} << 16;  // elements worth a thread's while
+
+template <class T> void scatter(const T* from, size_t n, T* to, int64_t stride) {
+  if (stride == 1) {
+    memcpy(to, from, n * sizeof(T));
+  } else {
+    for (size_t i = 0; i < n; ++i) to[static_cast<int64_t>(i) * stride] = from[i];
+  }
+}
+
+// A run of n elements with consecutive global indices, `stride` elements apart in memory.
+void fill_run(const Kernels& kernels, const Piece& piece, uint64_t first, size_t n, char* to, int64_t stride) {
+  alignas(64) char buffer[kChunk * 8];
+  alignas(64) char narrowed[kChunk * 2];
+  auto* as_float = reinterpret_cast<float*>(buffer);
+  auto* as_double = reinterpret_cast<double*>(buffer);
+  const int64_t step = stride * static_cast<int64_t>(size_of(piece.dtype));
+  while (n) {
+    size_t count = std::min(n, kChunk);
+    switch (piece.dtype) {
+      case Dtype::kBits32: {
+        auto* out = stride == 1 ? reinterpret_cast<uint32_t*>(to) : reinterpret_cast<uint32_t*>(buffer);
+        kernels.bits32(piece.draw32.stream, first, count, out);
+        if (stride != 1) scatter(out, count, reinterpret_cast<uint32_t*>(to), stride);
+        break;
+      }
+      case Dtype::kBits64: {
+        auto* out = stride == 1 ? reinterpret_cast<uint64_t*>(to) : reinterpret_cast<uint64_t*>(buffer);
+        kernels.bits64(piece.draw32.stream, first, count, out);
+        if (stride != 1) scatter(out, count, reinterpret_cast<uint64_t*>(to), stride);
+        break;
+      }
+      case Dtype::kFloat64: {
+        auto* out = stride == 1 ? reinterpret_cast<double*>(to) : as_double;
+        kernels.draw64(piece.draw64, first, count, out);
+        kernels.unary64(piece.unary, piece.num_unary, out, count);
+        if (stride != 1) scatter(out, count, reinterpret_cast<double*>(to), stride);
+        break;
+      }
+      case Dtype::kFloat32: {
+        auto* out = stride == 1 ? reinterpret_cast<float*>(to) : as_float;
+        kernels.draw32(piece.draw32, first, count, out);
+        kernels.unary32(piece.unary, piece.num_unary, out, count);
+        if (stride != 1) scatter(out, count, reinterpret_cast<float*>(to), stride);
+        break;
+      }
+      default: {
+        kernels.draw32(piece.draw32, first, count, as_float);
+        kernels.unary32(piece.unary, piece.num_unary, as_float, count);
+        kernels.narrow(piece.dtype, as_float, count, stride == 1 ? static_cast<void*>(to) : narrowed);
+        if (stride == 1) break;
+        if (size_of(piece.dtype) == 2) {
+          scatter(reinterpret_cast<uint16_t*>(narrowed), count, reinterpret_cast<uint16_t*>(to), stride);
+        } else {
+          scatter(reinterpret_cast<uint8_t*>(narrowed), count, reinterpret_cast<uint8_t*>(to), stride);
+        }
+      }
+    }
+    first += count;
+    n -= count;
+    to += step * static_cast<int64_t>(count);
+  }
+}
+
+// Elements [begin, end) of a collapsed piece, counted row by row.
+void fill_part(const Kernels& kernels, const Piece& piece, int64_t begin, int64_t end) {
+  const Grid& grid = piece.grid;
+  const int last = grid.num_dims - 1;
+  const int64_t length = grid.size[last];
+  const auto bytes = static_cast<int64_t>(size_of(piece.dtype));
+  auto* data = static_cast<char*>(piece.data);
+  while (begin < end) {
+    const Row row = row_of(grid, begin / length);
+    const int64_t from = begin % length;
+    const int64_t count = std::min(length - from, end - begin);
+    char* to = data + (row.memory + from * grid.stride[last]) * bytes;
+    const uint64_t first = row.first + static_cast<uint64_t>(from) * static_cast<uint64_t>(grid.step[last]);
+    if (grid.step[last] == 1) {
+      fill_run(kernels, piece, first, static_cast<size_t>(count), to, grid.stride[last]);
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        fill_run(kernels, piece, first + static_cast<uint64_t>(i) * static_cast<uint64_t>(grid.step[last]), 1,
+                 to + i * grid.stride[last] * bytes, 1);
+      }
+    }
+    begin += count;
+  }
+}
+
+}  // namespace
+
+void fill_cpu(const Piece* pieces, size_t num_pieces, int num_threads) {
+  const Kernels& kernels = active_kernels();
+  int64_t total = 0;
+  for (size_t k = 0; k < num_pieces; ++k) total += pieces[k].grid.numel();
+  // Tasks are spans of the pieces' elements laid end to end, handed out in order.
+  const int64_t wanted = std::min<int64_t>(std::max(num_threads, 1), (total + kGrain - 1) / kGrain);
+  const int64_t span = wanted <= 1 ? total : std::max<int64_t>(kGrain, (total / (wanted * 8) + kChunk) / kChunk * kChunk);
+  std::atomic<int64_t> next{0};
+  const auto work = [&] {
+    const DefaultFpEnvironment environment;
+    size_t piece = 0;
+    int64_t piece_begin = 0;
+    for (;;) {
+      int64_t begin = next.fetch_add(span);
+      const int64_t end = std::min(begin + span, total);
+      while (begin < end) {
+        while (begin >= piece_begin + pieces[piece].grid.numel()) piece_begin += pieces[piece++].grid.numel();
+        const int64_t stop = std::min(end, piece_begin + pieces[piece].grid.numel());
+        fill_part(kernels, pieces[piece], begin - piece_begin, stop - piece_begin);
+        begin = stop;
+      }
+      if (end >= total) return;
+    }
+  };
+  // Threads live for one call: they cost some tens of microseconds against milliseconds of work, and a process that forks
+  // afterwards inherits no pool. Where the system has no thread to give, fewer do the work.
+  std::thread threads[kMaxThreads];
+  int started = 0;
+  try {
+    for (; started < std::min<int64_t>(wanted - 1, kMaxThreads); ++started) threads[started] = std::thread(work);
+  } catch (const std::system_error&) {
+  }
+  work();
+  for (int k = 0; k < started; ++k) threads[k].join();
+}
+
+}  // namespace shardinit

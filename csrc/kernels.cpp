@@ -1,0 +1,292 @@
+// Compiled once for each instruction set, with SHARDINIT_ISA naming it (CMakeLists.txt). Everything here has internal linkage,
+// so that no code of one set can be linked into another.
+#include "kernels.h"
+
+#include <algorithm>
+
+#include "narrow.h"
+#include "simd.h"
+
+namespace shardinit {
+namespace {
+
+using Wide = Pack<uint64_t>;  // one block a lane
+
+constexpr int kBatchBlocks = Wide::kLanes;
+constexpr int kBatch = 4 * kBatchBlocks;  // elements
+
+// Within a native vector the blocks stand in the order 0, n/2, 1, n/2 + 1, ...: after unpacking even and odd elements by 128-bit
+// lanes they then come out in order.
+SHARDINIT_HD Wide counters(uint64_t plane, uint64_t block) {
+  constexpr int n = Wide::kNativeLanes;
+  Wide counter;
+  SHARDINIT_EACH {
+    for (int i = 0; i < n; ++i) counter.v[u][i] = static_cast<uint64_t>(u * n + (i % 2 ? n / 2 : 0) + i / 2);
+    counter.v[u] += (plane << kPlaneShift) + block;
+  }
+  return counter;
+}
+
+// The low halves of two vectors of words, side by side: lane 2i is even's, lane 2i + 1 odd's.
+SHARDINIT_HD Pack<uint32_t> join_words(const Wide& even, const Wide& odd) {
+  return reinterpret<uint32_t>((even & uint64_t{0xffffffff}) | (odd << 32));
+}
+
+template <class T> SHARDINIT_HD void store_interleaved(const Pack<T>& even, const Pack<T>& odd, T* out) {
+  static_assert(sizeof(T) == 4, "a 128-bit lane holds a block");
+  constexpr int n = Pack<T>::kNativeLanes;
+  typedef int32_t Index __attribute__((vector_size(kVectorBytes)));
+  Index low, high;
+  for (int i = 0; i < n; ++i) {
+    low[i] = i / 4 * 4 + (i % 4) / 2 + (i % 2 ? n : 0);
+    high[i] = low[i] + 2;
+  }
+  SHARDINIT_EACH {
+    const auto first = __builtin_shuffle(even.v[u], odd.v[u], low);
+    const auto second = __builtin_shuffle(even.v[u], odd.v[u], high);
+    memcpy(out + 2 * n * u, &first, sizeof(first));
+    memcpy(out + 2 * n * u + n, &second, sizeof(second));
+  }
+}
+
+// fn maps the words (p, q) of elements (2j, 2j + 1) to their values, for scalars and vectors alike.
+template <class Fn, class T> SHARDINIT_HD void batch32(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
+  const auto words = words_of_block<Wide>(s, counters(plane, block));
+  const auto pair = fn(join_words(words.w[0], words.w[2]), join_words(words.w[1], words.w[3]));
+  store_interleaved(pair.even, pair.odd, out);
+}
+
+template <class Fn, class T> SHARDINIT_HD void block32(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
+  const auto words = words_of_block<uint32_t>(s, (plane << kPlaneShift) + block);
+  for (int j = 0; j < 4; j += 2) {
+    const auto pair = fn(words.w[j], words.w[j + 1]);
+    out[j] = pair.even;
+    out[j + 1] = pair.odd;
+  }
+}
+
+// 64-bit words: the high halves come from `plane`, the low ones from the plane after it.
+template <class Fn, class T> SHARDINIT_HD void batch64(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
+  const auto high = words_of_block<Wide>(s, counters(plane, block));
+  const auto low = words_of_block<Wide>(s, counters(plane + 1, block));
+  T lanes[4][Wide::kLanes];
+  for (int j = 0; j < 4; j += 2) {
+    const auto pair = fn((high.w[j] << 32) | (low.w[j] & uint64_t{0xffffffff}),
+                         (high.w[j + 1] << 32) | (low.w[j + 1] & uint64_t{0xffffffff}));
+    store(lanes[j], pair.even);
+    store(lanes[j + 1], pair.odd);
+  }
+  constexpr int n = Wide::kNativeLanes;
+  for (int u = 0; u < kUnroll; ++u) {
+    for (int i = 0; i < n; ++i) {
+      const int from = u * n + i;
+      const int to = u * n + (i % 2 ? n / 2 : 0) + i / 2;
+      for (int j = 0; j < 4; ++j) out[4 * to + j] = lanes[j][from];
+    }
+  }
+}
+
+template <class Fn, class T> SHARDINIT_HD void block64(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
+  const auto high = words_of_block<uint32_t>(s, (plane << kPlaneShift) + block);
+  const auto low = words_of_block<uint32_t>(s, ((plane + 1) << kPlaneShift) + block);
+  for (int j = 0; j < 4; j += 2) {
+    const auto pair = fn((static_cast<uint64_t>(high.w[j]) << 32) | low.w[j],
+                         (static_cast<uint64_t>(high.w[j + 1]) << 32) | low.w[j + 1]);
+    out[j] = pair.even;
+    out[j + 1] = pair.odd;
+  }
+}
+
+// Whole batches where there are any, single blocks at a ragged start and for what a batch would mostly waste.
+template <class Fn, class T>
+void run(const Stream& stream, uint64_t plane, const Fn& fn, uint64_t first, size_t n, T* out) {
+  constexpr size_t kSmall = kBatch / 4;
+  const auto block_of = [&](uint64_t block, T* to) {
+    if constexpr (sizeof(T) == 4) {
+      block32(stream, plane, fn, block, to);
+    } else {
+      block64(stream, plane, fn, block, to);
+    }
+  };
+  const auto batch_of = [&](uint64_t block, T* to) {
+    if constexpr (sizeof(T) == 4) {
+      batch32(stream, plane, fn, block, to);
+    } else {
+      batch64(stream, plane, fn, block, to);
+    }
+  };
+  uint64_t block = first / 4;
+  const size_t skip = first % 4;
+  T buffer[kBatch];
+  if (skip && n) {
+    block_of(block, buffer);
+    const size_t taken = std::min(n, 4 - skip);
+    std::copy_n(buffer + skip, taken, out);
+    out += taken;
+    n -= taken;
+    ++block;
+  }
+  for (; n >= kBatch; n -= kBatch, out += kBatch, block += kBatchBlocks) batch_of(block, out);
+  if (n > kSmall) {
+    batch_of(block, buffer);
+    std::copy_n(buffer, n, out);
+    return;
+  }
+  for (; n; ++block) {
+    block_of(block, buffer);
+    const size_t taken = std::min<size_t>(n, 4);
+    std::copy_n(buffer, taken, out);
+    out += taken;
+    n -= taken;
+  }
+}
+
+template <class T> struct UniformFn {
+  UniformParams<T> p;
+  template <class U> SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
+    return {uniform_transform(a, p), uniform_transform(b, p)};
+  }
+};
+
+template <class T> struct NormalFn {
+  NormalParams<T> p;
+  template <class U> SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
+    using F = FloatOf<U>;
+    const Pair<F> z = normal_pair(a, b);
+    return {fma_rn(z.even, splat<F>(p.std), splat<F>(p.mean)), fma_rn(z.odd, splat<F>(p.std), splat<F>(p.mean))};
+  }
+};
+
+template <class T, bool kNarrow> struct TruncNormalFn {
+  const TruncNormalParams<T>& p;
+  template <class U> SHARDINIT_HD FloatOf<U> value(U word) const {
+    if constexpr (kNarrow) {
+      return trunc_normal_narrow(word, p);
+    } else {
+      return trunc_normal_wide(word, p);
+    }
+  }
+  template <class U> SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const { return {value(a), value(b)}; }
+};
+
+struct BitsFn {
+  template <class U> SHARDINIT_HD Pair<U> operator()(U a, U b) const { return {a, b}; }
+};
+
+// Calls body(plane, fn) with the function of the draw's distribution; constants are the caller's.
+template <class T, class Body> void with_function(const Draw<T>& draw, const Body& body) {
+  switch (draw.distribution) {
+    case Distribution::kUniform:
+      return body(kPlaneWord, UniformFn<T>{draw.uniform});
+    case Distribution::kNormal:
+      return body(kPlanePair, NormalFn<T>{draw.normal});
+    case Distribution::kTruncNormal:
+      if (draw.trunc_normal.narrow) return body(kPlaneWord, TruncNormalFn<T, true>{draw.trunc_normal});
+      return body(kPlaneWord, TruncNormalFn<T, false>{draw.trunc_normal});
+    default:
+      return;
+  }
+}
+
+template <class T> void draw_values(const Draw<T>& draw, uint64_t first, size_t n, T* out) {
+  if (draw.distribution == Distribution::kConstant) {
+    std::fill_n(out, n, draw.constant);
+    return;
+  }
+  with_function(draw, [&](uint64_t plane, const auto& fn) { run(draw.stream, plane, fn, first, n, out); });
+}
+
+template <class T> void bits(const Stream& stream, uint64_t first, size_t n, T* out) {
+  run(stream, kPlaneWord, BitsFn{}, first, n, out);
+}
+
+template <class T> void unary(const Unary* ops, int num_ops, T* x, size_t n) {
+  for (int k = 0; k < num_ops; ++k) {
+    const T s = static_cast<T>(ops[k].operand);
+    switch (ops[k].op) {
+      case UnaryOp::kAdd:
+        for (size_t i = 0; i < n; ++i) x[i] = x[i] + s;
+        break;
+      case UnaryOp::kSub:
+        for (size_t i = 0; i < n; ++i) x[i] = x[i] - s;
+        break;
+      case UnaryOp::kMul:
+        for (size_t i = 0; i < n; ++i) x[i] = x[i] * s;
+        break;
+      case UnaryOp::kDiv:
+        for (size_t i = 0; i < n; ++i) x[i] = x[i] / s;
+        break;
+      case UnaryOp::kClampMin:
+        for (size_t i = 0; i < n; ++i) x[i] = x[i] < s ? s : x[i];
+        break;
+      case UnaryOp::kClampMax:
+        for (size_t i = 0; i < n; ++i) x[i] = x[i] > s ? s : x[i];
+        break;
+      case UnaryOp::kNeg:
+        for (size_t i = 0; i < n; ++i) x[i] = -x[i];
+        break;
+    }
+  }
+}
+
+template <class Type> void narrow_to(const float* x, size_t n, void* out) {
+  auto* to = static_cast<typename Type::Storage*>(out);
+  for (size_t i = 0; i < n; ++i) to[i] = static_cast<typename Type::Storage>(round_to<Type>(x[i]));
+}
+
+void narrow(Dtype dtype, const float* x, size_t n, void* out) {
+  switch (dtype) {
+    case Dtype::kBFloat16:
+      return narrow_to<BFloat16>(x, n, out);
+    case Dtype::kFloat16:
+      return narrow_to<Float16>(x, n, out);
+    case Dtype::kFloat8E4M3:
+      return narrow_to<Float8E4M3>(x, n, out);
+    case Dtype::kFloat8E5M2:
+      return narrow_to<Float8E5M2>(x, n, out);
+    default:
+      return;
+  }
+}
+
+void transform(const Piece& piece, const uint64_t* p, const uint64_t* q, size_t n, double* even, double* odd) {
+  if (piece.is_double) {
+    with_function(piece.draw64, [&](uint64_t, const auto& fn) {
+      for (size_t i = 0; i < n; ++i) {
+        const auto pair = fn(p[i], q[i]);
+        even[i] = pair.even;
+        odd[i] = pair.odd;
+      }
+    });
+  } else {
+    with_function(piece.draw32, [&](uint64_t, const auto& fn) {
+      for (size_t i = 0; i < n; ++i) {
+        const auto pair = fn(static_cast<uint32_t>(p[i]), static_cast<uint32_t>(q[i]));
+        even[i] = pair.even;
+        odd[i] = pair.odd;
+      }
+    });
+  }
+}
+
+}  // namespace
+
+#define SHARDINIT_JOIN(a, b) a##b
+#define SHARDINIT_NAME(isa) SHARDINIT_JOIN(kernels_, isa)
+#define SHARDINIT_QUOTE(x) #x
+#define SHARDINIT_STRING(x) SHARDINIT_QUOTE(x)
+
+const Kernels& SHARDINIT_NAME(SHARDINIT_ISA)() {
+  static const Kernels kernels = {SHARDINIT_STRING(SHARDINIT_ISA),
+                                  draw_values<float>,
+                                  draw_values<double>,
+                                  bits<uint32_t>,
+                                  bits<uint64_t>,
+                                  unary<float>,
+                                  unary<double>,
+                                  narrow,
+                                  transform};
+  return kernels;
+}
+
+}  // namespace shardinit

@@ -1,0 +1,29 @@
+// The inner loops of the CPU backend, one table for each instruction set that kernels.cpp was compiled for.
+#pragma once
+
+#include "fill.h"
+
+namespace shardinit {
+
+struct Kernels {
+  const char* name;
+  // n elements with consecutive global indices from `first`, in working precision or as raw words.
+  void (*draw32)(const Draw<float>& draw, uint64_t first, size_t n, float* out);
+  void (*draw64)(const Draw<double>& draw, uint64_t first, size_t n, double* out);
+  void (*bits32)(const Stream& stream, uint64_t first, size_t n, uint32_t* out);
+  void (*bits64)(const Stream& stream, uint64_t first, size_t n, uint64_t* out);
+  void (*unary32)(const Unary* ops, int num_ops, float* x, size_t n);
+  void (*unary64)(const Unary* ops, int num_ops, double* x, size_t n);
+  // Rounds to one of the types below fp32.
+  void (*narrow)(Dtype dtype, const float* x, size_t n, void* out);
+  // One element's draw from given words, for the tests of accuracy: 32- or 64-bit words widened to 64.
+  void (*transform)(const Piece& piece, const uint64_t* p, const uint64_t* q, size_t n, double* even, double* odd);
+};
+
+const Kernels& kernels_baseline();
+#if defined(__x86_64__)
+const Kernels& kernels_avx2();
+const Kernels& kernels_avx512();
+#endif
+
+}  // namespace shardinit

@@ -1,0 +1,228 @@
+// What a fill computes once: docs/stream.md, sections 4 and 6.1. Plain fp64 operations in the order written there; no libm.
+#include "params.h"
+
+namespace shardinit {
+namespace {
+
+constexpr int kSeriesTerms = 40;
+
+// exp(-y) for 0 <= y <= 700
+double exp_neg(double y) {
+  const double n = static_cast<double>(static_cast<int64_t>(y * 0x1.71547652b82fep+0 + 0.5));
+  const double r = (y - n * 0x1.62e42feep-1) - n * 0x1.a39ef35793c76p-33;
+  double s = 1.0;
+  for (int k = 17; k >= 1; --k) s = 1.0 - s * (r / static_cast<double>(k));
+  const double power = float_of_bits(static_cast<uint64_t>(1023 - static_cast<int64_t>(n)) << 52);
+  return s * power;
+}
+
+// P(Z > x) for x >= 0: a power series near 0, a continued fraction from 2 on.
+double tail(double x) {
+  if (x > 37.0) return 0.0;
+  const double phi = exp_neg(x * x * 0.5) * 0x1.9884533d43651p-2;  // 1 / sqrt(2 pi)
+  if (x < 2.0) {
+    double term = x;
+    double sum = x;
+    for (int k = 1; k <= 40; ++k) {
+      term = term * (x * x) / static_cast<double>(2 * k + 1);
+      sum = sum + term;
+    }
+    return 0.5 - phi * sum;
+  }
+  double fraction = x;
+  for (int k = 100; k >= 1; --k) fraction = x + static_cast<double>(k) / fraction;
+  return phi / fraction;
+}
+
+double magnitude(double x) { return x < 0.0 ? -x : x; }
+
+// The series of s, with v the cumulative probability over the interval: see the page.
+struct NarrowSeries {
+  double center, width;
+  double y[kNarrowTerms];
+};
+
+NarrowSeries narrow_series(double middle, double half) {
+  const double a = middle * half;
+  const double b = half * half * 0.5;
+  double g[kSeriesTerms];
+  g[0] = 1.0;
+  g[1] = -a;
+  for (int k = 2; k < kSeriesTerms; ++k) g[k] = -(a * g[k - 1] + 2.0 * b * g[k - 2]) / static_cast<double>(k);
+  double plus = 0.0;
+  double minus = 0.0;
+  for (int k = kSeriesTerms - 1; k >= 0; --k) {
+    const double term = g[k] / static_cast<double>(k + 1);
+    plus = plus + term;
+    minus = k % 2 == 0 ? minus - term : minus + term;
+  }
+  NarrowSeries series;
+  series.center = (plus + minus) * 0.5;
+  series.width = plus - minus;
+
+  double u[kNarrowTerms];
+  double s[kNarrowTerms + 1];
+  double v[kNarrowTerms];
+  u[0] = 1.0;
+  s[0] = 0.0;
+  for (int k = 0; k + 1 < kNarrowTerms; ++k) {
+    s[k + 1] = u[k] / static_cast<double>(k + 1);
+    v[k] = 0.0;
+    for (int j = 0; j <= k; ++j) v[k] = v[k] + u[j] * u[k - j];
+    double c = 0.0;
+    for (int j = 0; j <= k; ++j) c = c + s[j] * v[k - j];
+    u[k + 1] = (a * v[k] + 2.0 * b * c) / static_cast<double>(k + 1);
+  }
+  s[kNarrowTerms] = u[kNarrowTerms - 1] / static_cast<double>(kNarrowTerms);
+  for (int k = 0; k < kNarrowTerms; ++k) series.y[k] = s[k + 1] * 0.5;
+  return series;
+}
+
+template <class T> TruncNormalParams<T> trunc_normal_params(T std, T mean, T a, T b) {
+  TruncNormalParams<T> p{};
+  p.std = std;
+  p.mean = mean;
+  p.a = a;
+  p.b = b;
+  p.width = b - a;
+  const double alpha = (static_cast<double>(a) - static_cast<double>(mean)) / static_cast<double>(std);
+  const double beta = (static_cast<double>(b) - static_cast<double>(mean)) / static_cast<double>(std);
+  const double middle = (alpha + beta) * 0.5;
+  const double half = (beta - alpha) * 0.5;
+  p.narrow = half <= 0.125 && magnitude(middle) * half <= 0.25;
+  if (p.narrow) {
+    const NarrowSeries series = narrow_series(middle, half);
+    p.series_center = static_cast<T>(series.center);
+    p.series_width = static_cast<T>(series.width);
+    for (int k = 0; k < kNarrowTerms; ++k) p.series[k] = static_cast<T>(series.y[k]);
+    return p;
+  }
+  const double tail_a = tail(magnitude(alpha));
+  const double tail_b = tail(magnitude(beta));
+  const double below = alpha <= 0.0 ? tail_a : 1.0 - tail_a;
+  const double above = beta >= 0.0 ? tail_b : 1.0 - tail_b;
+  double mass;
+  double nearest;
+  if (alpha > 0.0) {
+    mass = tail_a - tail_b;
+    nearest = tail_a;
+  } else if (beta < 0.0) {
+    mass = tail_b - tail_a;
+    nearest = tail_b;
+  } else {
+    mass = (0.5 - tail_a) + (0.5 - tail_b);
+    nearest = 0.5;
+  }
+  const bool far = sizeof(T) == 4 && nearest < 0x1p-20;
+  const double power = far ? 0x1p64 : 1.0;
+  p.mass = static_cast<T>(mass);
+  p.center = static_cast<T>((below - above) * 0.5);
+  p.lower = static_cast<T>(below * power);
+  p.upper = static_cast<T>(above * power);
+  p.tail_mass = static_cast<T>(mass * power);
+  p.scale = far ? T(64) : T(0);
+  p.unscale = static_cast<T>(1.0 / power);
+  return p;
+}
+
+// The largest value of the type below b, in working precision; the callers refuse a b that has none.
+template <class T> T next_below(T b) {
+  using Bits = UintOf<T>;
+  if (b == 0) return float_of_bits(static_cast<Bits>((Bits{1} << (sizeof(T) * 8 - 1)) | 1));
+  const Bits bits = bits_of(b);
+  return float_of_bits(static_cast<Bits>(b > 0 ? bits - 1 : bits + 1));
+}
+
+template <class Type> float narrow_value(uint32_t pattern) {
+  if constexpr (Type::kExponentBits == 8) return float_of_bits(pattern << 16);
+  constexpr int kBias = (1 << (Type::kExponentBits - 1)) - 1;
+  const uint32_t exponent = pattern >> Type::kMantissaBits;
+  const uint32_t mantissa = pattern & ((1u << Type::kMantissaBits) - 1);
+  const float scale = float_of_bits(static_cast<uint32_t>((exponent ? exponent : 1) - kBias + 127 - Type::kMantissaBits)
+                                    << 23);
+  return static_cast<float>(exponent ? mantissa + (1u << Type::kMantissaBits) : mantissa) * scale;
+}
+
+template <class Type> float top_below(float b) {
+  constexpr uint32_t kSign = 1u << (Type::kExponentBits + Type::kMantissaBits);
+  const float largest = narrow_value<Type>(Type::kMax);
+  if (b > largest) return largest;
+  uint32_t pattern = round_to<Type>(b);
+  const auto value_of = [&](uint32_t x) {
+    if ((x & ~kSign) == Type::kOverflow && Type::kOverflow != Type::kMax) return -__builtin_inff();  // b <= largest
+    const float size = narrow_value<Type>(x & ~kSign);
+    return x & kSign ? -size : size;
+  };
+  if (value_of(pattern) >= b) {
+    // One step down: zero goes to the least negative value.
+    pattern = (pattern & ~kSign) == 0 ? kSign | 1 : pattern & kSign ? pattern + 1 : pattern - 1;
+  }
+  return value_of(pattern);
+}
+
+}  // namespace
+
+bool has_value_below(Dtype dtype, double b) { return dtype != Dtype::kFloat8E4M3 || b > -448.0; }
+
+template <> float uniform_top(Dtype dtype, float b) {
+  switch (dtype) {
+    case Dtype::kBFloat16:
+      return top_below<BFloat16>(b);
+    case Dtype::kFloat16:
+      return top_below<Float16>(b);
+    case Dtype::kFloat8E4M3:
+      return top_below<Float8E4M3>(b);
+    case Dtype::kFloat8E5M2:
+      return top_below<Float8E5M2>(b);
+    default:
+      return next_below(b);
+  }
+}
+template <> double uniform_top(Dtype, double b) { return next_below(b); }
+
+template <class T>
+static Draw<T> make_draw(Dtype dtype, Distribution distribution, const double raw[4], const Stream& stream) {
+  // -0 counts as +0.
+  T p[4];
+  for (int k = 0; k < 4; ++k) p[k] = static_cast<T>(raw[k]) + T(0);
+  Draw<T> draw{};
+  draw.distribution = distribution;
+  draw.stream = stream;
+  switch (distribution) {
+    case Distribution::kConstant:
+      draw.constant = static_cast<T>(raw[0]);  // a constant keeps its sign
+      break;
+    case Distribution::kUniform:
+      draw.uniform.low = p[0];
+      draw.uniform.width = p[1] - p[0];
+      draw.uniform.top = p[0] == p[1] ? static_cast<T>(__builtin_inf()) : uniform_top<T>(dtype, p[1]);
+      break;
+    case Distribution::kNormal:
+      draw.normal.std = p[0];
+      draw.normal.mean = p[1];
+      break;
+    case Distribution::kTruncNormal:
+      if (p[2] == p[3]) {
+        draw.distribution = Distribution::kConstant;
+        draw.constant = p[2];
+      } else {
+        draw.trunc_normal = trunc_normal_params<T>(p[0], p[1], p[2], p[3]);
+      }
+      break;
+    case Distribution::kBits:
+      break;
+  }
+  return draw;
+}
+
+void set_draw(Piece* piece, Distribution distribution, const double p[4], uint64_t seed, uint64_t tensor_id) {
+  const Stream stream = Stream::of(seed, tensor_id);
+  piece->is_double = piece->dtype == Dtype::kFloat64;
+  if (piece->is_double) {
+    piece->draw64 = make_draw<double>(piece->dtype, distribution, p, stream);
+  } else {
+    piece->draw32 = make_draw<float>(piece->dtype, distribution, p, stream);
+  }
+}
+
+}  // namespace shardinit

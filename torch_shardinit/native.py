@@ -1,0 +1,91 @@
+"""Pieces for the C++ kernels, from torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import _native
+from .draws import BITS_DTYPES, DISTRIBUTION_CODES, DTYPE_CODES, check_draw
+
+_DTYPE_NAMES = {getattr(torch, name): name for name in (*DTYPE_CODES, *BITS_DTYPES)}
+_UNARY_CODES = {"add": 0, "sub": 1, "mul": 2, "div": 3, "clamp_min": 4, "clamp_max": 5, "neg": 6}
+
+NativePiece = tuple[Any, ...]
+
+
+def dtype_name(dtype: torch.dtype) -> str | None:
+    """The stream's name of a dtype that can be filled, else None."""
+    return _DTYPE_NAMES.get(dtype)
+
+
+def unary_codes(steps: Sequence[tuple[str, tuple[float, ...]]]) -> tuple[tuple[int, float], ...]:
+    """Steps (op, args) after a draw, as the kernels number them; clamp is two of theirs."""
+    codes: list[tuple[int, float]] = []
+    for op, args in steps:
+        if op == "clamp":
+            low, high = args
+            if low != float("-inf"):
+                codes.append((_UNARY_CODES["clamp_min"], low))
+            if high != float("inf"):
+                codes.append((_UNARY_CODES["clamp_max"], high))
+        else:
+            codes.append((_UNARY_CODES[op], args[0] if args else 0.0))
+    return tuple(codes)
+
+
+def piece(
+    view: torch.Tensor,
+    distribution: str,
+    params: tuple[float, ...],
+    *,
+    seed: int,
+    tensor_id: int,
+    start: int,
+    steps: Sequence[int],
+    unary: tuple[tuple[int, float], ...] = (),
+) -> NativePiece:
+    """A piece whose element (k0, k1, ...) takes global index start + sum k_d * steps[d].
+
+    ``params`` have passed check_draw. ``seed`` and ``tensor_id`` are in [0, 2^64).
+    """
+    name = _DTYPE_NAMES[view.dtype]
+    code = BITS_DTYPES[name] if distribution == "random_bits" else DTYPE_CODES[name]
+    return (
+        view.data_ptr(),
+        code,
+        tuple(view.shape),
+        view.stride(),
+        start,
+        tuple(steps),
+        DISTRIBUTION_CODES[distribution],
+        params,
+        seed,
+        tensor_id,
+        unary,
+    )
+
+
+def fill(pieces: list[NativePiece]) -> None:
+    """Fills all pieces with torch's number of intra-op threads. The tensors must outlive the call."""
+    _native.fill(pieces, torch.get_num_threads())
+
+
+def fill_grid_(
+    view: torch.Tensor,
+    distribution: str,
+    args: tuple[float, ...],
+    *,
+    seed: int,
+    tensor_id: int,
+    start: int,
+    strides: Sequence[int],
+) -> None:
+    """Fills a strided CPU view in place; element (k0, k1, ...) takes global index start + sum k_d * strides[d]."""
+    name = dtype_name(view.dtype)
+    if name not in DTYPE_CODES:
+        raise TypeError(f"{distribution}_: dtype must be one of {', '.join(DTYPE_CODES)}, got {view.dtype}")
+    params = check_draw(distribution, tuple(args), name, f"{distribution}_")
+    fill([piece(view, distribution, params, seed=seed, tensor_id=tensor_id, start=start, steps=strides)])
