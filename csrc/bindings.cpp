@@ -1,4 +1,5 @@
 // Python's door to the seam: numbers in, no tensor types. Arguments are checked in Python (ops.py, apply.py).
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -16,10 +17,13 @@ using namespace shardinit;
 
 namespace {
 
+template <class T>
+using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
 std::vector<int64_t> integers(const py::handle& sequence) { return sequence.cast<std::vector<int64_t>>(); }
 
-// A piece as Python passes it: (pointer, dtype, sizes, strides, first global index, steps, distribution, parameters, seed,
-// tensor_id, unary steps).
+// A piece as Python passes it: (pointer, dtype, sizes, strides, first global index, steps, distribution, parameters,
+// seed, tensor_id, unary steps).
 Piece piece_of(const py::tuple& t) {
   if (t.size() != 11) throw std::invalid_argument("a piece has 11 fields");
   Piece piece{};
@@ -65,20 +69,26 @@ void fill(const py::list& list, int num_threads) {
   fill_cpu(pieces.data(), pieces.size(), num_threads);
 }
 
-// The pair of values of given words; for the tests of accuracy, which choose the words.
-py::tuple transform(bool is_double, int distribution, const std::vector<double>& params, const std::vector<uint64_t>& p,
-                    const std::vector<uint64_t>& q) {
+// The pairs of values of given words; for the tests of accuracy, which choose the words.
+py::tuple transform(bool is_double, int distribution, const std::vector<double>& params, const Array<uint64_t>& p,
+                    const Array<uint64_t>& q) {
   if (params.size() > 4 || p.size() != q.size()) throw std::invalid_argument("transform: sizes must agree");
   Piece piece{};
   piece.dtype = is_double ? Dtype::kFloat64 : Dtype::kFloat32;
   double raw[4] = {};
   std::copy(params.begin(), params.end(), raw);
-  std::vector<double> even(p.size());
-  std::vector<double> odd(p.size());
+  Array<double> even(p.size());
+  Array<double> odd(p.size());
   const DefaultFpEnvironment environment;
   set_draw(&piece, static_cast<Distribution>(distribution), raw, 0, 0);
-  active_kernels().transform(piece, p.data(), q.data(), p.size(), even.data(), odd.data());
+  active_kernels().transform(piece, p.data(), q.data(), static_cast<size_t>(p.size()), even.mutable_data(),
+                             odd.mutable_data());
   return py::make_tuple(even, odd);
+}
+
+double round_to_fp32(double x) {
+  const DefaultFpEnvironment environment;
+  return to_float32(x);
 }
 
 std::vector<uint32_t> philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key) {
@@ -95,6 +105,7 @@ PYBIND11_MODULE(_native, m) {
   m.attr("COMPILER") = SHARDINIT_COMPILER;
   m.def("fill", &fill, py::arg("pieces"), py::arg("num_threads"));
   m.def("has_value_below", [](int dtype, double b) { return has_value_below(static_cast<Dtype>(dtype), b); });
+  m.def("round_to_fp32", &round_to_fp32);
   m.def("available_isas", &available_isas);
   m.def("active_isa", [] { return std::string(active_kernels().name); });
   m.def("force_isa", &force_isa);

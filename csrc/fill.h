@@ -38,7 +38,8 @@ inline size_t size_of(Dtype dtype) {
 }
 
 // A distribution with its parameters made ready, in working precision T.
-template <class T> struct Draw {
+template <class T>
+struct Draw {
   Distribution distribution;
   Stream stream;
   union {
@@ -63,12 +64,12 @@ struct Piece {
   Unary unary[kMaxUnary];
 };
 
-// Parameters as the caller gave them, checked in Python: a number in fp64, already rounded to fp32 where that is the working
-// precision. p: constant (value); uniform (a, b); normal (std, mean); trunc_normal (std, mean, a, b).
+// Parameters as the caller gave them, checked in Python: a number in fp64, already rounded to fp32 where that is the
+// working precision. p: constant (value); uniform (a, b); normal (std, mean); trunc_normal (std, mean, a, b).
 void set_draw(Piece* piece, Distribution distribution, const double p[4], uint64_t seed, uint64_t tensor_id);
 
-// Fills all pieces on the CPU with up to num_threads threads. The floating-point environment of the caller neither matters
-// nor changes.
+// Fills all pieces on the CPU with up to num_threads threads. The floating-point environment of the caller neither
+// matters nor changes.
 void fill_cpu(const Piece* pieces, size_t num_pieces, int num_threads);
 
 }  // namespace shardinit

@@ -1,9 +1,10 @@
-// The CPU backend: cuts pieces into rows and chunks, shares them out to threads, and runs the kernels of the best instruction set.
+// The CPU backend: cuts pieces into rows and chunks, shares them out to threads, and runs the kernels of the best
+// instruction set.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <system_error>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "dispatch.h"
@@ -17,7 +18,8 @@ namespace {
 constexpr size_t kChunk = 2048;               // elements that pass through the cache at a time
 constexpr int64_t kGrain = int64_t{1} << 16;  // elements worth a thread's while
 
-template <class T> void scatter(const T* from, size_t n, T* to, int64_t stride) {
+template <class T>
+void scatter(const T* from, size_t n, T* to, int64_t stride) {
   if (stride == 1) {
     memcpy(to, from, n * sizeof(T));
   } else {
@@ -112,7 +114,8 @@ void fill_cpu(const Piece* pieces, size_t num_pieces, int num_threads) {
   for (size_t k = 0; k < num_pieces; ++k) total += pieces[k].grid.numel();
   // Tasks are spans of the pieces' elements laid end to end, handed out in order.
   const int64_t wanted = std::min<int64_t>(std::max(num_threads, 1), (total + kGrain - 1) / kGrain);
-  const int64_t span = wanted <= 1 ? total : std::max<int64_t>(kGrain, (total / (wanted * 8) + kChunk) / kChunk * kChunk);
+  const int64_t span =
+      wanted <= 1 ? total : std::max<int64_t>(kGrain, (total / (wanted * 8) + kChunk) / kChunk * kChunk);
   std::atomic<int64_t> next{0};
   const auto work = [&] {
     const DefaultFpEnvironment environment;
@@ -130,8 +133,8 @@ void fill_cpu(const Piece* pieces, size_t num_pieces, int num_threads) {
       if (end >= total) return;
     }
   };
-  // Threads live for one call: they cost some tens of microseconds against milliseconds of work, and a process that forks
-  // afterwards inherits no pool. Where the system has no thread to give, fewer do the work.
+  // Threads live for one call: they cost some tens of microseconds against milliseconds of work, and a process that
+  // forks afterwards inherits no pool. Where the system has no thread to give, fewer do the work.
   std::thread threads[kMaxThreads];
   int started = 0;
   try {

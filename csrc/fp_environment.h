@@ -1,4 +1,5 @@
-// The default floating-point environment for a scope: nearest even, subnormals kept, exceptions masked. The caller's comes back.
+// The default floating-point environment for a scope: nearest even, subnormals kept, exceptions masked. The caller's
+// comes back.
 #pragma once
 
 #include <cstdint>

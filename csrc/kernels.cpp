@@ -1,5 +1,5 @@
-// Compiled once for each instruction set, with SHARDINIT_ISA naming it (CMakeLists.txt). Everything here has internal linkage,
-// so that no code of one set can be linked into another.
+// Compiled once for each instruction set, with SHARDINIT_ISA naming it (CMakeLists.txt). Everything here has internal
+// linkage, so that no code of one set can be linked into another.
 #include "kernels.h"
 
 #include <algorithm>
@@ -15,12 +15,13 @@ using Wide = Pack<uint64_t>;  // one block a lane
 constexpr int kBatchBlocks = Wide::kLanes;
 constexpr int kBatch = 4 * kBatchBlocks;  // elements
 
-// Within a native vector the blocks stand in the order 0, n/2, 1, n/2 + 1, ...: after unpacking even and odd elements by 128-bit
-// lanes they then come out in order.
+// Within a native vector the blocks stand in the order 0, n/2, 1, n/2 + 1, ...: after unpacking even and odd elements
+// by 128-bit lanes they then come out in order.
 SHARDINIT_HD Wide counters(uint64_t plane, uint64_t block) {
   constexpr int n = Wide::kNativeLanes;
   Wide counter;
-  SHARDINIT_EACH {
+  SHARDINIT_EACH
+  {
     for (int i = 0; i < n; ++i) counter.v[u][i] = static_cast<uint64_t>(u * n + (i % 2 ? n / 2 : 0) + i / 2);
     counter.v[u] += (plane << kPlaneShift) + block;
   }
@@ -32,7 +33,8 @@ SHARDINIT_HD Pack<uint32_t> join_words(const Wide& even, const Wide& odd) {
   return reinterpret<uint32_t>((even & uint64_t{0xffffffff}) | (odd << 32));
 }
 
-template <class T> SHARDINIT_HD void store_interleaved(const Pack<T>& even, const Pack<T>& odd, T* out) {
+template <class T>
+SHARDINIT_HD void store_interleaved(const Pack<T>& even, const Pack<T>& odd, T* out) {
   static_assert(sizeof(T) == 4, "a 128-bit lane holds a block");
   constexpr int n = Pack<T>::kNativeLanes;
   typedef int32_t Index __attribute__((vector_size(kVectorBytes)));
@@ -41,7 +43,8 @@ template <class T> SHARDINIT_HD void store_interleaved(const Pack<T>& even, cons
     low[i] = i / 4 * 4 + (i % 4) / 2 + (i % 2 ? n : 0);
     high[i] = low[i] + 2;
   }
-  SHARDINIT_EACH {
+  SHARDINIT_EACH
+  {
     const auto first = __builtin_shuffle(even.v[u], odd.v[u], low);
     const auto second = __builtin_shuffle(even.v[u], odd.v[u], high);
     memcpy(out + 2 * n * u, &first, sizeof(first));
@@ -50,13 +53,15 @@ template <class T> SHARDINIT_HD void store_interleaved(const Pack<T>& even, cons
 }
 
 // fn maps the words (p, q) of elements (2j, 2j + 1) to their values, for scalars and vectors alike.
-template <class Fn, class T> SHARDINIT_HD void batch32(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
+template <class Fn, class T>
+SHARDINIT_HD void batch32(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
   const auto words = words_of_block<Wide>(s, counters(plane, block));
   const auto pair = fn(join_words(words.w[0], words.w[2]), join_words(words.w[1], words.w[3]));
   store_interleaved(pair.even, pair.odd, out);
 }
 
-template <class Fn, class T> SHARDINIT_HD void block32(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
+template <class Fn, class T>
+SHARDINIT_HD void block32(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
   const auto words = words_of_block<uint32_t>(s, (plane << kPlaneShift) + block);
   for (int j = 0; j < 4; j += 2) {
     const auto pair = fn(words.w[j], words.w[j + 1]);
@@ -66,7 +71,8 @@ template <class Fn, class T> SHARDINIT_HD void block32(const Stream& s, uint64_t
 }
 
 // 64-bit words: the high halves come from `plane`, the low ones from the plane after it.
-template <class Fn, class T> SHARDINIT_HD void batch64(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
+template <class Fn, class T>
+SHARDINIT_HD void batch64(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
   const auto high = words_of_block<Wide>(s, counters(plane, block));
   const auto low = words_of_block<Wide>(s, counters(plane + 1, block));
   T lanes[4][Wide::kLanes];
@@ -86,7 +92,8 @@ template <class Fn, class T> SHARDINIT_HD void batch64(const Stream& s, uint64_t
   }
 }
 
-template <class Fn, class T> SHARDINIT_HD void block64(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
+template <class Fn, class T>
+SHARDINIT_HD void block64(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
   const auto high = words_of_block<uint32_t>(s, (plane << kPlaneShift) + block);
   const auto low = words_of_block<uint32_t>(s, ((plane + 1) << kPlaneShift) + block);
   for (int j = 0; j < 4; j += 2) {
@@ -141,40 +148,53 @@ void run(const Stream& stream, uint64_t plane, const Fn& fn, uint64_t first, siz
   }
 }
 
-template <class T> struct UniformFn {
+template <class T>
+struct UniformFn {
   UniformParams<T> p;
-  template <class U> SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
+  template <class U>
+  SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
     return {uniform_transform(a, p), uniform_transform(b, p)};
   }
 };
 
-template <class T> struct NormalFn {
+template <class T>
+struct NormalFn {
   NormalParams<T> p;
-  template <class U> SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
+  template <class U>
+  SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
     using F = FloatOf<U>;
     const Pair<F> z = normal_pair(a, b);
     return {fma_rn(z.even, splat<F>(p.std), splat<F>(p.mean)), fma_rn(z.odd, splat<F>(p.std), splat<F>(p.mean))};
   }
 };
 
-template <class T, bool kNarrow> struct TruncNormalFn {
+template <class T, bool kNarrow>
+struct TruncNormalFn {
   const TruncNormalParams<T>& p;
-  template <class U> SHARDINIT_HD FloatOf<U> value(U word) const {
+  template <class U>
+  SHARDINIT_HD FloatOf<U> value(U word) const {
     if constexpr (kNarrow) {
       return trunc_normal_narrow(word, p);
     } else {
       return trunc_normal_wide(word, p);
     }
   }
-  template <class U> SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const { return {value(a), value(b)}; }
+  template <class U>
+  SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
+    return {value(a), value(b)};
+  }
 };
 
 struct BitsFn {
-  template <class U> SHARDINIT_HD Pair<U> operator()(U a, U b) const { return {a, b}; }
+  template <class U>
+  SHARDINIT_HD Pair<U> operator()(U a, U b) const {
+    return {a, b};
+  }
 };
 
 // Calls body(plane, fn) with the function of the draw's distribution; constants are the caller's.
-template <class T, class Body> void with_function(const Draw<T>& draw, const Body& body) {
+template <class T, class Body>
+void with_function(const Draw<T>& draw, const Body& body) {
   switch (draw.distribution) {
     case Distribution::kUniform:
       return body(kPlaneWord, UniformFn<T>{draw.uniform});
@@ -188,7 +208,8 @@ template <class T, class Body> void with_function(const Draw<T>& draw, const Bod
   }
 }
 
-template <class T> void draw_values(const Draw<T>& draw, uint64_t first, size_t n, T* out) {
+template <class T>
+void draw_values(const Draw<T>& draw, uint64_t first, size_t n, T* out) {
   if (draw.distribution == Distribution::kConstant) {
     std::fill_n(out, n, draw.constant);
     return;
@@ -196,11 +217,13 @@ template <class T> void draw_values(const Draw<T>& draw, uint64_t first, size_t 
   with_function(draw, [&](uint64_t plane, const auto& fn) { run(draw.stream, plane, fn, first, n, out); });
 }
 
-template <class T> void bits(const Stream& stream, uint64_t first, size_t n, T* out) {
+template <class T>
+void bits(const Stream& stream, uint64_t first, size_t n, T* out) {
   run(stream, kPlaneWord, BitsFn{}, first, n, out);
 }
 
-template <class T> void unary(const Unary* ops, int num_ops, T* x, size_t n) {
+template <class T>
+void unary(const Unary* ops, int num_ops, T* x, size_t n) {
   for (int k = 0; k < num_ops; ++k) {
     const T s = static_cast<T>(ops[k].operand);
     switch (ops[k].op) {
@@ -229,7 +252,8 @@ template <class T> void unary(const Unary* ops, int num_ops, T* x, size_t n) {
   }
 }
 
-template <class Type> void narrow_to(const float* x, size_t n, void* out) {
+template <class Type>
+void narrow_to(const float* x, size_t n, void* out) {
   auto* to = static_cast<typename Type::Storage*>(out);
   for (size_t i = 0; i < n; ++i) to[i] = static_cast<typename Type::Storage>(round_to<Type>(x[i]));
 }

@@ -1,4 +1,5 @@
-// Rounding of fp32 to the narrow types, to nearest even, in integers: it must not depend on what the host or GPU offers.
+// Rounding of fp32 to the narrow types, to nearest even, in integers: it must not depend on what the host or GPU
+// offers.
 #pragma once
 
 #include "numeric.h"
@@ -28,7 +29,8 @@ struct Float8E4M3 {
 };
 
 // x is no NaN. Returns the pattern in the low bits.
-template <class Type> SHARDINIT_HD uint32_t round_to(float x) {
+template <class Type>
+SHARDINIT_HD uint32_t round_to(float x) {
   constexpr int kDropped = 23 - Type::kMantissaBits;
   constexpr int kBias = (1 << (Type::kExponentBits - 1)) - 1;
   constexpr int kSignShift = Type::kExponentBits + Type::kMantissaBits;

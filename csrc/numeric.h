@@ -19,7 +19,8 @@
 namespace shardinit {
 
 // Which types go together. LaneOf<X>::F is X's float type, and so on; simd.h adds the vectors.
-template <class X> struct LaneOf;
+template <class X>
+struct LaneOf;
 struct Lane32 {
   using F = float;
   using I = int32_t;
@@ -32,15 +33,24 @@ struct Lane64 {
   using U = uint64_t;
   static constexpr int kBits = 64;
 };
-template <> struct LaneOf<float> : Lane32 {};
-template <> struct LaneOf<int32_t> : Lane32 {};
-template <> struct LaneOf<uint32_t> : Lane32 {};
-template <> struct LaneOf<double> : Lane64 {};
-template <> struct LaneOf<int64_t> : Lane64 {};
-template <> struct LaneOf<uint64_t> : Lane64 {};
-template <class X> using FloatOf = typename LaneOf<X>::F;
-template <class X> using IntOf = typename LaneOf<X>::I;
-template <class X> using UintOf = typename LaneOf<X>::U;
+template <>
+struct LaneOf<float> : Lane32 {};
+template <>
+struct LaneOf<int32_t> : Lane32 {};
+template <>
+struct LaneOf<uint32_t> : Lane32 {};
+template <>
+struct LaneOf<double> : Lane64 {};
+template <>
+struct LaneOf<int64_t> : Lane64 {};
+template <>
+struct LaneOf<uint64_t> : Lane64 {};
+template <class X>
+using FloatOf = typename LaneOf<X>::F;
+template <class X>
+using IntOf = typename LaneOf<X>::I;
+template <class X>
+using UintOf = typename LaneOf<X>::U;
 
 SHARDINIT_HD float fma_rn(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
@@ -84,7 +94,8 @@ SHARDINIT_HD float to_float(uint32_t i) { return static_cast<float>(i); }
 SHARDINIT_HD double to_float(int64_t i) { return static_cast<double>(i); }
 SHARDINIT_HD double to_float(uint64_t i) { return static_cast<double>(i); }
 
-template <class To, class From> SHARDINIT_HD To bit_cast(From from) {
+template <class To, class From>
+SHARDINIT_HD To bit_cast(From from) {
   static_assert(sizeof(To) == sizeof(From), "bit_cast keeps the size");
   To to;
   memcpy(&to, &from, sizeof(to));
@@ -97,14 +108,21 @@ SHARDINIT_HD double float_of_bits(uint64_t x) { return bit_cast<double>(x); }
 SHARDINIT_HD int32_t as_signed(uint32_t x) { return static_cast<int32_t>(x); }
 SHARDINIT_HD int64_t as_signed(uint64_t x) { return static_cast<int64_t>(x); }
 
-template <class T> SHARDINIT_HD T select(bool condition, T yes, T no) { return condition ? yes : no; }
+template <class T>
+SHARDINIT_HD T select(bool condition, T yes, T no) {
+  return condition ? yes : no;
+}
 SHARDINIT_HD bool any(bool condition) { return condition; }
 
 // A constant in every lane.
-template <class T, class S> struct Splat {
+template <class T, class S>
+struct Splat {
   static SHARDINIT_HD T of(S value) { return static_cast<T>(value); }
 };
-template <class T, class S> SHARDINIT_HD T splat(S value) { return Splat<T, S>::of(value); }
+template <class T, class S>
+SHARDINIT_HD T splat(S value) {
+  return Splat<T, S>::of(value);
+}
 
 // 32 x 32 -> 64 bits, and its halves.
 SHARDINIT_HD uint64_t mul_wide(uint32_t a, uint32_t b) { return static_cast<uint64_t>(a) * b; }
@@ -112,8 +130,12 @@ SHARDINIT_HD uint32_t high_half(uint64_t p) { return static_cast<uint32_t>(p >> 
 SHARDINIT_HD uint32_t low_half(uint64_t p) { return static_cast<uint32_t>(p); }
 
 // c[0] x^n + ... : coefficients from the highest power down, one fma each.
-template <class F, class C> SHARDINIT_HD F horner(F, C c) { return splat<F>(c); }
-template <class F, class C, class... Rest> SHARDINIT_HD F horner_from(F r, F x, C c, Rest... rest) {
+template <class F, class C>
+SHARDINIT_HD F horner(F, C c) {
+  return splat<F>(c);
+}
+template <class F, class C, class... Rest>
+SHARDINIT_HD F horner_from(F r, F x, C c, Rest... rest) {
   r = fma_rn(r, x, splat<F>(c));
   if constexpr (sizeof...(rest) == 0) {
     return r;
@@ -121,7 +143,8 @@ template <class F, class C, class... Rest> SHARDINIT_HD F horner_from(F r, F x, 
     return horner_from(r, x, rest...);
   }
 }
-template <class F, class C, class... Rest> SHARDINIT_HD F horner(F x, C c, Rest... rest) {
+template <class F, class C, class... Rest>
+SHARDINIT_HD F horner(F x, C c, Rest... rest) {
   return horner_from(splat<F>(c), x, rest...);
 }
 

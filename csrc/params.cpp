@@ -1,4 +1,5 @@
-// What a fill computes once: docs/stream.md, sections 4 and 6.1. Plain fp64 operations in the order written there; no libm.
+// What a fill computes once: docs/stream.md, sections 4 and 6.1. Plain fp64 operations in the order written there; no
+// libm.
 #include "params.h"
 
 namespace shardinit {
@@ -16,11 +17,11 @@ double exp_neg(double y) {
   return s * power;
 }
 
-// P(Z > x) for x >= 0: a power series near 0, a continued fraction from 2 on.
+// P(Z > x) for x >= 0: a power series near 0, a continued fraction from 1 on.
 double tail(double x) {
   if (x > 37.0) return 0.0;
   const double phi = exp_neg(x * x * 0.5) * 0x1.9884533d43651p-2;  // 1 / sqrt(2 pi)
-  if (x < 2.0) {
+  if (x < 1.0) {
     double term = x;
     double sum = x;
     for (int k = 1; k <= 40; ++k) {
@@ -30,7 +31,7 @@ double tail(double x) {
     return 0.5 - phi * sum;
   }
   double fraction = x;
-  for (int k = 100; k >= 1; --k) fraction = x + static_cast<double>(k) / fraction;
+  for (int k = x < 2.0 ? 400 : 100; k >= 1; --k) fraction = x + static_cast<double>(k) / fraction;
   return phi / fraction;
 }
 
@@ -78,7 +79,8 @@ NarrowSeries narrow_series(double middle, double half) {
   return series;
 }
 
-template <class T> TruncNormalParams<T> trunc_normal_params(T std, T mean, T a, T b) {
+template <class T>
+TruncNormalParams<T> trunc_normal_params(T std, T mean, T a, T b) {
   TruncNormalParams<T> p{};
   p.std = std;
   p.mean = mean;
@@ -126,24 +128,27 @@ template <class T> TruncNormalParams<T> trunc_normal_params(T std, T mean, T a, 
 }
 
 // The largest value of the type below b, in working precision; the callers refuse a b that has none.
-template <class T> T next_below(T b) {
+template <class T>
+T next_below(T b) {
   using Bits = UintOf<T>;
   if (b == 0) return float_of_bits(static_cast<Bits>((Bits{1} << (sizeof(T) * 8 - 1)) | 1));
   const Bits bits = bits_of(b);
   return float_of_bits(static_cast<Bits>(b > 0 ? bits - 1 : bits + 1));
 }
 
-template <class Type> float narrow_value(uint32_t pattern) {
+template <class Type>
+float narrow_value(uint32_t pattern) {
   if constexpr (Type::kExponentBits == 8) return float_of_bits(pattern << 16);
   constexpr int kBias = (1 << (Type::kExponentBits - 1)) - 1;
   const uint32_t exponent = pattern >> Type::kMantissaBits;
   const uint32_t mantissa = pattern & ((1u << Type::kMantissaBits) - 1);
-  const float scale = float_of_bits(static_cast<uint32_t>((exponent ? exponent : 1) - kBias + 127 - Type::kMantissaBits)
-                                    << 23);
+  const float scale =
+      float_of_bits(static_cast<uint32_t>((exponent ? exponent : 1) - kBias + 127 - Type::kMantissaBits) << 23);
   return static_cast<float>(exponent ? mantissa + (1u << Type::kMantissaBits) : mantissa) * scale;
 }
 
-template <class Type> float top_below(float b) {
+template <class Type>
+float top_below(float b) {
   constexpr uint32_t kSign = 1u << (Type::kExponentBits + Type::kMantissaBits);
   const float largest = narrow_value<Type>(Type::kMax);
   if (b > largest) return largest;
@@ -164,7 +169,10 @@ template <class Type> float top_below(float b) {
 
 bool has_value_below(Dtype dtype, double b) { return dtype != Dtype::kFloat8E4M3 || b > -448.0; }
 
-template <> float uniform_top(Dtype dtype, float b) {
+double to_float32(double x) { return static_cast<float>(x); }
+
+template <>
+float uniform_top(Dtype dtype, float b) {
   switch (dtype) {
     case Dtype::kBFloat16:
       return top_below<BFloat16>(b);
@@ -178,7 +186,10 @@ template <> float uniform_top(Dtype dtype, float b) {
       return next_below(b);
   }
 }
-template <> double uniform_top(Dtype, double b) { return next_below(b); }
+template <>
+double uniform_top(Dtype, double b) {
+  return next_below(b);
+}
 
 template <class T>
 static Draw<T> make_draw(Dtype dtype, Distribution distribution, const double raw[4], const Stream& stream) {

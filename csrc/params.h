@@ -9,9 +9,15 @@ namespace shardinit {
 // Whether the type has a value below b, as uniform needs one.
 bool has_value_below(Dtype dtype, double b);
 
+// x rounded to fp32. Out of line, so that the rounding can't leave its caller's floating-point environment.
+double to_float32(double x);
+
 // The largest value of the type below b.
-template <class T> T uniform_top(Dtype dtype, T b);
-template <> float uniform_top(Dtype dtype, float b);
-template <> double uniform_top(Dtype dtype, double b);
+template <class T>
+T uniform_top(Dtype dtype, T b);
+template <>
+float uniform_top(Dtype dtype, float b);
+template <>
+double uniform_top(Dtype dtype, double b);
 
 }  // namespace shardinit

@@ -30,12 +30,14 @@ struct PhiloxKey {
   }
 };
 
-template <class W> struct Words4 {
+template <class W>
+struct Words4 {
   W w[4];
 };
 
 // W is uint32_t, or a vector of 64-bit lanes whose upper halves carry no meaning, in and out.
-template <class W> SHARDINIT_HD Words4<W> philox4x32(W c0, W c1, W c2, W c3, const PhiloxKey& key) {
+template <class W>
+SHARDINIT_HD Words4<W> philox4x32(W c0, W c1, W c2, W c3, const PhiloxKey& key) {
 #pragma GCC unroll 10
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const auto p0 = mul_wide(c0, kPhiloxMul0);

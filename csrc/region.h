@@ -21,8 +21,8 @@ struct Grid {
     return n;
   }
 
-  // Drops dimensions of size 1 and joins neighbours that continue each other both in memory and in global index. At least one
-  // dimension is left, so that the last one is the run.
+  // Drops dimensions of size 1 and joins neighbours that continue each other both in memory and in global index. At
+  // least one dimension is left, so that the last one is the run.
   void collapse() {
     int kept = 0;
     for (int d = 0; d < num_dims; ++d) {

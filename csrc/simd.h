@@ -22,13 +22,15 @@ inline constexpr int kVectorBytes = 16;
 inline constexpr int kUnroll = 2;
 #endif
 
-template <class T> struct Pack {
+template <class T>
+struct Pack {
   typedef T Native __attribute__((vector_size(kVectorBytes)));
   static constexpr int kNativeLanes = kVectorBytes / static_cast<int>(sizeof(T));
   static constexpr int kLanes = kNativeLanes * kUnroll;
   Native v[kUnroll];
 };
-template <class T> struct LaneOf<Pack<T>> {
+template <class T>
+struct LaneOf<Pack<T>> {
   using F = Pack<FloatOf<T>>;
   using I = Pack<IntOf<T>>;
   using U = Pack<UintOf<T>>;
@@ -36,22 +38,27 @@ template <class T> struct LaneOf<Pack<T>> {
 };
 
 // A scalar operand takes the vector's type instead of taking part in its deduction.
-template <class T> struct Same {
+template <class T>
+struct Same {
   using type = T;
 };
 
 #define SHARDINIT_EACH _Pragma("GCC unroll 8") for (int u = 0; u < kUnroll; ++u)
 
-#define SHARDINIT_BINARY(op)                                                              \
-  template <class T> SHARDINIT_HD Pack<T> operator op(const Pack<T>& a, const Pack<T>& b) { \
-    Pack<T> r;                                                                            \
-    SHARDINIT_EACH r.v[u] = a.v[u] op b.v[u];                                             \
-    return r;                                                                             \
-  }                                                                                       \
-  template <class T> SHARDINIT_HD Pack<T> operator op(const Pack<T>& a, typename Same<T>::type b) {            \
-    Pack<T> r;                                                                            \
-    SHARDINIT_EACH r.v[u] = a.v[u] op b;                                                  \
-    return r;                                                                             \
+#define SHARDINIT_BINARY(op)                                                     \
+  template <class T>                                                             \
+  SHARDINIT_HD Pack<T> operator op(const Pack<T>& a, const Pack<T>& b) {         \
+    Pack<T> r;                                                                   \
+    SHARDINIT_EACH                                                               \
+    r.v[u] = a.v[u] op b.v[u];                                                   \
+    return r;                                                                    \
+  }                                                                              \
+  template <class T>                                                             \
+  SHARDINIT_HD Pack<T> operator op(const Pack<T>& a, typename Same<T>::type b) { \
+    Pack<T> r;                                                                   \
+    SHARDINIT_EACH                                                               \
+    r.v[u] = a.v[u] op b;                                                        \
+    return r;                                                                    \
   }
 SHARDINIT_BINARY(+)
 SHARDINIT_BINARY(-)
@@ -66,60 +73,86 @@ SHARDINIT_BINARY(^)
 SHARDINIT_HD Pack<uint64_t> operator^(const Pack<uint64_t>& a, uint32_t b) { return a ^ static_cast<uint64_t>(b); }
 
 // Comparisons give all ones or all zeros in lanes of the same width.
-#define SHARDINIT_COMPARE(op)                                                    \
-  template <class T> SHARDINIT_HD Pack<IntOf<T>> operator op(const Pack<T>& a, typename Same<T>::type b) { \
-    Pack<IntOf<T>> r;                                                            \
-    SHARDINIT_EACH r.v[u] = (typename Pack<IntOf<T>>::Native)(a.v[u] op b);      \
-    return r;                                                                    \
+#define SHARDINIT_COMPARE(op)                                                           \
+  template <class T>                                                                    \
+  SHARDINIT_HD Pack<IntOf<T>> operator op(const Pack<T>& a, typename Same<T>::type b) { \
+    Pack<IntOf<T>> r;                                                                   \
+    SHARDINIT_EACH                                                                      \
+    r.v[u] = (typename Pack<IntOf<T>>::Native)(a.v[u] op b);                            \
+    return r;                                                                           \
   }
 SHARDINIT_COMPARE(<)
 SHARDINIT_COMPARE(>)
 SHARDINIT_COMPARE(>=)
 #undef SHARDINIT_COMPARE
 
-template <class T> SHARDINIT_HD Pack<T> operator<<(const Pack<T>& a, int shift) {
+template <class T>
+SHARDINIT_HD Pack<T> operator<<(const Pack<T>& a, int shift) {
   Pack<T> r;
-  SHARDINIT_EACH r.v[u] = a.v[u] << shift;
+  SHARDINIT_EACH
+  r.v[u] = a.v[u] << shift;
   return r;
 }
-template <class T> SHARDINIT_HD Pack<T> operator>>(const Pack<T>& a, int shift) {
+template <class T>
+SHARDINIT_HD Pack<T> operator>>(const Pack<T>& a, int shift) {
   Pack<T> r;
-  SHARDINIT_EACH r.v[u] = a.v[u] >> shift;
+  SHARDINIT_EACH
+  r.v[u] = a.v[u] >> shift;
   return r;
 }
-template <class T> SHARDINIT_HD Pack<T> operator~(const Pack<T>& a) {
+template <class T>
+SHARDINIT_HD Pack<T> operator~(const Pack<T>& a) {
   Pack<T> r;
-  SHARDINIT_EACH r.v[u] = ~a.v[u];
+  SHARDINIT_EACH
+  r.v[u] = ~a.v[u];
   return r;
 }
-template <class T> SHARDINIT_HD Pack<T> operator-(const Pack<T>& a) {
+template <class T>
+SHARDINIT_HD Pack<T> operator-(const Pack<T>& a) {
   Pack<T> r;
-  SHARDINIT_EACH r.v[u] = -a.v[u];
+  SHARDINIT_EACH
+  r.v[u] = -a.v[u];
   return r;
 }
 
-template <class To, class From> SHARDINIT_HD Pack<To> reinterpret(const Pack<From>& a) {
+template <class To, class From>
+SHARDINIT_HD Pack<To> reinterpret(const Pack<From>& a) {
   Pack<To> r;
-  SHARDINIT_EACH r.v[u] = (typename Pack<To>::Native)a.v[u];
+  SHARDINIT_EACH
+  r.v[u] = (typename Pack<To>::Native)a.v[u];
   return r;
 }
-template <class T> SHARDINIT_HD Pack<UintOf<T>> bits_of(const Pack<T>& a) { return reinterpret<UintOf<T>>(a); }
-template <class T> SHARDINIT_HD Pack<FloatOf<T>> float_of_bits(const Pack<T>& a) { return reinterpret<FloatOf<T>>(a); }
-template <class T> SHARDINIT_HD Pack<IntOf<T>> as_signed(const Pack<T>& a) { return reinterpret<IntOf<T>>(a); }
+template <class T>
+SHARDINIT_HD Pack<UintOf<T>> bits_of(const Pack<T>& a) {
+  return reinterpret<UintOf<T>>(a);
+}
+template <class T>
+SHARDINIT_HD Pack<FloatOf<T>> float_of_bits(const Pack<T>& a) {
+  return reinterpret<FloatOf<T>>(a);
+}
+template <class T>
+SHARDINIT_HD Pack<IntOf<T>> as_signed(const Pack<T>& a) {
+  return reinterpret<IntOf<T>>(a);
+}
 
-template <class T> SHARDINIT_HD Pack<FloatOf<T>> to_float(const Pack<T>& a) {
+template <class T>
+SHARDINIT_HD Pack<FloatOf<T>> to_float(const Pack<T>& a) {
   Pack<FloatOf<T>> r;
-  SHARDINIT_EACH r.v[u] = __builtin_convertvector(a.v[u], typename Pack<FloatOf<T>>::Native);
+  SHARDINIT_EACH
+  r.v[u] = __builtin_convertvector(a.v[u], typename Pack<FloatOf<T>>::Native);
   return r;
 }
 
-template <class M, class T> SHARDINIT_HD Pack<T> select(const Pack<M>& mask, const Pack<T>& yes, const Pack<T>& no) {
+template <class M, class T>
+SHARDINIT_HD Pack<T> select(const Pack<M>& mask, const Pack<T>& yes, const Pack<T>& no) {
   Pack<T> r;
-  SHARDINIT_EACH r.v[u] = mask.v[u] ? yes.v[u] : no.v[u];
+  SHARDINIT_EACH
+  r.v[u] = mask.v[u] ? yes.v[u] : no.v[u];
   return r;
 }
 
-template <class M> SHARDINIT_HD bool any(const Pack<M>& mask) {
+template <class M>
+SHARDINIT_HD bool any(const Pack<M>& mask) {
   typename Pack<M>::Native all = mask.v[0];
   for (int u = 1; u < kUnroll; ++u) all |= mask.v[u];
   uint64_t words[kVectorBytes / 8];
@@ -129,53 +162,68 @@ template <class M> SHARDINIT_HD bool any(const Pack<M>& mask) {
   return set != 0;
 }
 
-template <class T, class S> struct Splat<Pack<T>, S> {
+template <class T, class S>
+struct Splat<Pack<T>, S> {
   static SHARDINIT_HD Pack<T> of(S value) {
     Pack<T> r;
-    SHARDINIT_EACH r.v[u] = static_cast<T>(value) - typename Pack<T>::Native{};  // x - (+0) is x, -0 included
+    SHARDINIT_EACH
+    r.v[u] = static_cast<T>(value) - typename Pack<T>::Native{};  // x - (+0) is x, -0 included
     return r;
   }
 };
-template <class T, class S> struct Splat<Pack<T>, Pack<S>> {
+template <class T, class S>
+struct Splat<Pack<T>, Pack<S>> {
   static SHARDINIT_HD Pack<T> of(const Pack<S>& value) { return value; }
 };
 
-template <class T> SHARDINIT_HD Pack<T> fma_rn(const Pack<T>& a, const Pack<T>& b, const Pack<T>& c) {
+template <class T>
+SHARDINIT_HD Pack<T> fma_rn(const Pack<T>& a, const Pack<T>& b, const Pack<T>& c) {
   Pack<T> r;
 #if defined(__AVX512F__)
   if constexpr (sizeof(T) == 4) {
-    SHARDINIT_EACH r.v[u] = _mm512_fmadd_ps(a.v[u], b.v[u], c.v[u]);
+    SHARDINIT_EACH
+    r.v[u] = _mm512_fmadd_ps(a.v[u], b.v[u], c.v[u]);
   } else {
-    SHARDINIT_EACH r.v[u] = _mm512_fmadd_pd(a.v[u], b.v[u], c.v[u]);
+    SHARDINIT_EACH
+    r.v[u] = _mm512_fmadd_pd(a.v[u], b.v[u], c.v[u]);
   }
 #elif defined(__AVX2__)
   if constexpr (sizeof(T) == 4) {
-    SHARDINIT_EACH r.v[u] = _mm256_fmadd_ps(a.v[u], b.v[u], c.v[u]);
+    SHARDINIT_EACH
+    r.v[u] = _mm256_fmadd_ps(a.v[u], b.v[u], c.v[u]);
   } else {
-    SHARDINIT_EACH r.v[u] = _mm256_fmadd_pd(a.v[u], b.v[u], c.v[u]);
+    SHARDINIT_EACH
+    r.v[u] = _mm256_fmadd_pd(a.v[u], b.v[u], c.v[u]);
   }
 #else
-  SHARDINIT_EACH for (int i = 0; i < Pack<T>::kNativeLanes; ++i) r.v[u][i] = fma_rn(a.v[u][i], b.v[u][i], c.v[u][i]);
+  SHARDINIT_EACH
+  for (int i = 0; i < Pack<T>::kNativeLanes; ++i) r.v[u][i] = fma_rn(a.v[u][i], b.v[u][i], c.v[u][i]);
 #endif
   return r;
 }
 
-template <class T> SHARDINIT_HD Pack<T> sqrt_rn(const Pack<T>& a) {
+template <class T>
+SHARDINIT_HD Pack<T> sqrt_rn(const Pack<T>& a) {
   Pack<T> r;
 #if defined(__AVX512F__)
   if constexpr (sizeof(T) == 4) {
-    SHARDINIT_EACH r.v[u] = _mm512_sqrt_ps(a.v[u]);
+    SHARDINIT_EACH
+    r.v[u] = _mm512_sqrt_ps(a.v[u]);
   } else {
-    SHARDINIT_EACH r.v[u] = _mm512_sqrt_pd(a.v[u]);
+    SHARDINIT_EACH
+    r.v[u] = _mm512_sqrt_pd(a.v[u]);
   }
 #elif defined(__AVX2__)
   if constexpr (sizeof(T) == 4) {
-    SHARDINIT_EACH r.v[u] = _mm256_sqrt_ps(a.v[u]);
+    SHARDINIT_EACH
+    r.v[u] = _mm256_sqrt_ps(a.v[u]);
   } else {
-    SHARDINIT_EACH r.v[u] = _mm256_sqrt_pd(a.v[u]);
+    SHARDINIT_EACH
+    r.v[u] = _mm256_sqrt_pd(a.v[u]);
   }
 #else
-  SHARDINIT_EACH for (int i = 0; i < Pack<T>::kNativeLanes; ++i) r.v[u][i] = sqrt_rn(a.v[u][i]);
+  SHARDINIT_EACH
+  for (int i = 0; i < Pack<T>::kNativeLanes; ++i) r.v[u][i] = sqrt_rn(a.v[u][i]);
 #endif
   return r;
 }
@@ -184,24 +232,32 @@ template <class T> SHARDINIT_HD Pack<T> sqrt_rn(const Pack<T>& a) {
 SHARDINIT_HD Pack<uint64_t> mul_wide(const Pack<uint64_t>& a, uint32_t b) {
   Pack<uint64_t> r;
 #if defined(__AVX512F__)
-  SHARDINIT_EACH r.v[u] = (Pack<uint64_t>::Native)_mm512_mul_epu32((__m512i)a.v[u], _mm512_set1_epi64(b));
+  SHARDINIT_EACH
+  r.v[u] = (Pack<uint64_t>::Native)_mm512_mul_epu32((__m512i)a.v[u], _mm512_set1_epi64(b));
 #elif defined(__AVX2__)
-  SHARDINIT_EACH r.v[u] = (Pack<uint64_t>::Native)_mm256_mul_epu32((__m256i)a.v[u], _mm256_set1_epi64x(b));
+  SHARDINIT_EACH
+  r.v[u] = (Pack<uint64_t>::Native)_mm256_mul_epu32((__m256i)a.v[u], _mm256_set1_epi64x(b));
 #elif defined(__SSE2__)
-  SHARDINIT_EACH r.v[u] = (Pack<uint64_t>::Native)_mm_mul_epu32((__m128i)a.v[u], _mm_set1_epi64x(b));
+  SHARDINIT_EACH
+  r.v[u] = (Pack<uint64_t>::Native)_mm_mul_epu32((__m128i)a.v[u], _mm_set1_epi64x(b));
 #else
-  SHARDINIT_EACH r.v[u] = (a.v[u] & uint64_t{0xffffffff}) * uint64_t{b};
+  SHARDINIT_EACH
+  r.v[u] = (a.v[u] & uint64_t{0xffffffff}) * uint64_t{b};
 #endif
   return r;
 }
 SHARDINIT_HD Pack<uint64_t> high_half(const Pack<uint64_t>& p) { return p >> 32; }
 SHARDINIT_HD Pack<uint64_t> low_half(const Pack<uint64_t>& p) { return p; }
 
-template <class T> SHARDINIT_HD Pack<T> load(const T* from) {
+template <class T>
+SHARDINIT_HD Pack<T> load(const T* from) {
   Pack<T> r;
   memcpy(&r, from, sizeof(r));
   return r;
 }
-template <class T> SHARDINIT_HD void store(T* to, const Pack<T>& a) { memcpy(to, &a, sizeof(a)); }
+template <class T>
+SHARDINIT_HD void store(T* to, const Pack<T>& a) {
+  memcpy(to, &a, sizeof(a));
+}
 
 }  // namespace shardinit

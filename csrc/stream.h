@@ -25,8 +25,10 @@ struct Stream {
 };
 
 // The four words of a block. W as in philox4x32; counter is W's 64-bit block number, plane included.
-template <class W, class Counter> SHARDINIT_HD Words4<W> words_of_block(const Stream& stream, Counter counter) {
-  return philox4x32(low_half(counter), high_half(counter), splat<W>(stream.id_low), splat<W>(stream.id_high), stream.key);
+template <class W, class Counter>
+SHARDINIT_HD Words4<W> words_of_block(const Stream& stream, Counter counter) {
+  return philox4x32(low_half(counter), high_half(counter), splat<W>(stream.id_low), splat<W>(stream.id_high),
+                    stream.key);
 }
 
 }  // namespace shardinit

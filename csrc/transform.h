@@ -8,12 +8,14 @@ namespace shardinit {
 
 // ---- logarithm: x = m * 2^n with 1 <= m < 2, for normal x > 0 --------------------------------------------------
 
-template <class F> struct Split {
+template <class F>
+struct Split {
   F t;  // m - 2, in [-1, 0)
   F n;  // as a float
 };
 
-template <class F> SHARDINIT_HD Split<F> split_exponent(F x) {
+template <class F>
+SHARDINIT_HD Split<F> split_exponent(F x) {
   using U = UintOf<F>;
   if constexpr (LaneOf<F>::kBits == 32) {
     const U bits = bits_of(x);
@@ -22,18 +24,18 @@ template <class F> SHARDINIT_HD Split<F> split_exponent(F x) {
     return {mantissa - splat<F>(2.0f), to_float(as_signed(exponent)) * splat<F>(0x1p-23f)};
   } else {
     const U bits = bits_of(x);
-    const F mantissa =
-        float_of_bits((bits & splat<U>(0x000fffffffffffffu)) | splat<U>(0x3ff0000000000000u));
+    const F mantissa = float_of_bits((bits & splat<U>(0x000fffffffffffffu)) | splat<U>(0x3ff0000000000000u));
     const U exponent = (bits - splat<U>(0x3ff0000000000000u)) & splat<U>(0xfff0000000000000u);
     return {mantissa - splat<F>(2.0), to_float(as_signed(exponent)) * splat<F>(0x1p-52)};
   }
 }
 
 // t * P(t) = -2 ln(1 + t/2) for t in [-1, 0).
-template <class F> SHARDINIT_HD F minus_two_log(F t) {
+template <class F>
+SHARDINIT_HD F minus_two_log(F t) {
   if constexpr (LaneOf<F>::kBits == 32) {
-    return t * horner(t, 0x1.2e25b8p-7f, 0x1.12a94cp-6f, 0x1.8ede74p-6f, -0x1.4b19eap-9f, 0x1.164ac2p-5f, -0x1.53e0b6p-4f,
-                      0x1.00048p-2f, -0x1.fffffcp-1f);
+    return t * horner(t, 0x1.2e25b8p-7f, 0x1.12a94cp-6f, 0x1.8ede74p-6f, -0x1.4b19eap-9f, 0x1.164ac2p-5f,
+                      -0x1.53e0b6p-4f, 0x1.00048p-2f, -0x1.fffffcp-1f);
   } else {
     return t * horner(t, 0x1.1b110ea9c68afp-16, 0x1.3d17b3ba2cb15p-13, 0x1.518675382d2f2p-11, 0x1.c05951947f8a6p-10,
                       0x1.9ee6515d05228p-9, 0x1.1aba9c59aaa96p-8, 0x1.25ac947e4458cp-8, 0x1.d8b975f896337p-9,
@@ -45,7 +47,8 @@ template <class F> SHARDINIT_HD F minus_two_log(F t) {
 }
 
 // n * -2 ln 2 + c
-template <class F> SHARDINIT_HD F add_minus_two_log_of_power(F n, F c) {
+template <class F>
+SHARDINIT_HD F add_minus_two_log_of_power(F n, F c) {
   if constexpr (LaneOf<F>::kBits == 32) {
     return fma_rn(n, splat<F>(-0x1.62e43p+0f), c);
   } else {
@@ -55,13 +58,15 @@ template <class F> SHARDINIT_HD F add_minus_two_log_of_power(F n, F c) {
 
 // ---- uniform ------------------------------------------------------------------------------------------------
 
-template <class T> struct UniformParams {
+template <class T>
+struct UniformParams {
   T low;
   T width;
   T top;  // the largest value of the tensor's type below b; +inf where a == b
 };
 
-template <class U, class T> SHARDINIT_HD FloatOf<U> uniform_transform(U word, const UniformParams<T>& p) {
+template <class U, class T>
+SHARDINIT_HD FloatOf<U> uniform_transform(U word, const UniformParams<T>& p) {
   using F = FloatOf<U>;
   F u;
   if constexpr (LaneOf<U>::kBits == 32) {
@@ -75,18 +80,21 @@ template <class U, class T> SHARDINIT_HD FloatOf<U> uniform_transform(U word, co
 
 // ---- normal -------------------------------------------------------------------------------------------------
 
-template <class T> struct NormalParams {
+template <class T>
+struct NormalParams {
   T std;
   T mean;
 };
 
-template <class F> struct Pair {
+template <class F>
+struct Pair {
   F even;
   F odd;
 };
 
 // Box and Muller's pair of standard normals, the radius from p and the angle from q.
-template <class U> SHARDINIT_HD Pair<FloatOf<U>> normal_pair(U p, U q) {
+template <class U>
+SHARDINIT_HD Pair<FloatOf<U>> normal_pair(U p, U q) {
   using F = FloatOf<U>;
   constexpr bool kIs32 = LaneOf<U>::kBits == 32;
   // w is 2 v below a half and 2 v - 2 from there on (v = (p + 1/2) / 2^bits), so neither end loses precision.
@@ -124,23 +132,25 @@ template <class U> SHARDINIT_HD Pair<FloatOf<U>> normal_pair(U p, U q) {
 
 // ---- truncated normal -----------------------------------------------------------------------------------------
 
-inline constexpr int kNarrowTerms = 24;    // of the series of a narrow interval, fp64
+inline constexpr int kNarrowTerms = 32;    // of the series of a narrow interval, fp64
 inline constexpr int kNarrowTerms32 = 12;  // and of it, fp32
 
-template <class T> struct TruncNormalParams {
+template <class T>
+struct TruncNormalParams {
   T std, mean, a, b;
-  T width;                   // b - a
-  T mass, center;            // wide: the interval's probability; probability of its middle less 1/2
-  T lower, upper, tail_mass;  // wide: probabilities below a, above b and between, times 2^scale
-  T scale;                   // 0 or 64: keeps far tails out of fp32's subnormals
-  T unscale;                 // 2^-scale
+  T width;                        // b - a
+  T mass, center;                 // wide: the interval's probability; probability of its middle less 1/2
+  T lower, upper, tail_mass;      // wide: probabilities below a, above b and between, times 2^scale
+  T scale;                        // 0 or 64: keeps far tails out of fp32's subnormals
+  T unscale;                      // 2^-scale
   T series_width, series_center;  // narrow: tau = (v - 1/2) * series_width + series_center
-  T series[kNarrowTerms];    // narrow: (value - a) / (b - a) = 1/2 + tau * polynomial(tau), lowest power first
+  T series[kNarrowTerms];         // narrow: (value - a) / (b - a) = 1/2 + tau * polynomial(tau), lowest power first
   bool narrow;
 };
 
 // v - 1/2 for v = (word + 1/2) / 2^bits
-template <class U> SHARDINIT_HD FloatOf<U> centered(U word) {
+template <class U>
+SHARDINIT_HD FloatOf<U> centered(U word) {
   using F = FloatOf<U>;
   if constexpr (LaneOf<U>::kBits == 32) {
     return fma_rn(to_float(as_signed(word ^ splat<U>(0x80000000u))), splat<F>(0x1p-32f), splat<F>(0x1p-33f));
@@ -149,26 +159,29 @@ template <class U> SHARDINIT_HD FloatOf<U> centered(U word) {
   }
 }
 
-template <class F, class T> SHARDINIT_HD F clamp_value(F value, T a, T b) {
+template <class F, class T>
+SHARDINIT_HD F clamp_value(F value, T a, T b) {
   value = select(value < a, splat<F>(a), value);
   return select(value > b, splat<F>(b), value);
 }
 
-// Over a narrow interval the density is nearly flat, and a polynomial in v anchored at a leaves no error that could pile up
-// at the ends.
-template <class U, class T> SHARDINIT_HD FloatOf<U> trunc_normal_narrow(U word, const TruncNormalParams<T>& p) {
+// Over a narrow interval the density is nearly flat, and a polynomial in v anchored at a leaves no error that could
+// pile up at the ends.
+template <class U, class T>
+SHARDINIT_HD FloatOf<U> trunc_normal_narrow(U word, const TruncNormalParams<T>& p) {
   using F = FloatOf<U>;
   constexpr int kTerms = LaneOf<U>::kBits == 32 ? kNarrowTerms32 : kNarrowTerms;
   const F tau = fma_rn(centered(word), splat<F>(p.series_width), splat<F>(p.series_center));
   F y = splat<F>(p.series[kTerms - 1]);
-#pragma GCC unroll 24
+#pragma GCC unroll 32
   for (int k = kTerms - 2; k >= 0; --k) y = fma_rn(y, tau, splat<F>(p.series[k]));
   y = fma_rn(tau, y, splat<F>(T(0.5)));
   return clamp_value(fma_rn(y, splat<F>(p.width), splat<F>(p.a)), p.a, p.b);
 }
 
 // (z / c) of the standard normal quantile z, where c = P - 1/2, as a function of W = -ln(4 P (1 - P)).
-template <class F> SHARDINIT_HD F quantile_ratio(F w) {
+template <class F>
+SHARDINIT_HD F quantile_ratio(F w) {
   F ratio = horner(w - splat<F>(2.5f), 0x1.61e7b8p-24f, 0x1.0807eap-20f, -0x1.4fadep-17f, -0x1.a5eb4ap-17f,
                    0x1.44398cp-11f, -0x1.d0b796p-9f, -0x1.833496p-7f, 0x1.652c74p-1f, 0x1.0fc8bep+2f);
   const auto tail = w >= 5.0f;
@@ -179,14 +192,15 @@ template <class F> SHARDINIT_HD F quantile_ratio(F w) {
       return select(middle, splat<F>(near_one), select(far, splat<F>(middle_one), splat<F>(far_one)));
     };
     const F r = sqrt_rn(select(tail, w, splat<F>(5.0f))) - pick(0x1.8f1bbcp+1f, 0x1.4a62c2p+2f, 0x1.05316p+3f);
-    const F outer = horner(r, pick(-0x1.02907ap-13f, -0x1.861d8p-19f, -0x1.15fe62p-23f),
-                           pick(0x1.85c4a6p-9f, 0x1.63a002p-17f, -0x1.9d6934p-22f),
-                           pick(-0x1.002bb4p-7f, -0x1.6b87dep-15f, -0x1.89281ap-21f),
-                           pick(0x1.72a4dcp-7f, 0x1.6efefcp-13f, 0x1.81eb1ep-18f),
-                           pick(-0x1.f0be8ep-7f, -0x1.fa794ep-12f, 0x1.d0783p-15f),
-                           pick(0x1.4af38ap-6f, -0x1.58a7bap-11f, -0x1.5679dcp-10f),
-                           pick(0x1.6b591ap+1f, 0x1.6dbefp+1f, 0x1.6cbceep+1f),
-                           pick(0x1.0b1fb2p+3f, 0x1.c5cd5p+3f, 0x1.6be06ap+4f));
+    // A row that needs one coefficient less has a zero there, which changes no bit.
+    const F outer =
+        horner(r, pick(-0x1.32624p-11f, 0.0f, 0.0f), pick(-0x1.11f0a2p-12f, -0x1.861d8p-19f, -0x1.15fe62p-23f),
+               pick(0x1.fa104ap-9f, 0x1.63a002p-17f, -0x1.9d6934p-22f),
+               pick(-0x1.f48cd6p-8f, -0x1.6b87dep-15f, -0x1.89281ap-21f),
+               pick(0x1.64ee5p-7f, 0x1.6efefcp-13f, 0x1.81eb1ep-18f),
+               pick(-0x1.f2db3ep-7f, -0x1.fa794ep-12f, 0x1.d0783p-15f),
+               pick(0x1.4bfe1ap-6f, -0x1.58a7bap-11f, -0x1.5679dcp-10f),
+               pick(0x1.6b5944p+1f, 0x1.6dbefp+1f, 0x1.6cbceep+1f), pick(0x1.0b1faep+3f, 0x1.c5cd5p+3f, 0x1.6be06ap+4f));
     ratio = select(tail, outer, ratio);
   }
   return ratio;
@@ -202,7 +216,8 @@ SHARDINIT_HD FloatOf<U> nearer_tail(U word, M below, T mass, const TruncNormalPa
   return fma_rn(u, splat<F>(mass), select(below, splat<F>(p.lower), splat<F>(p.upper)));
 }
 
-template <class U> SHARDINIT_HD FloatOf<U> trunc_normal_wide(U word, const TruncNormalParams<float>& p) {
+template <class U>
+SHARDINIT_HD FloatOf<U> trunc_normal_wide(U word, const TruncNormalParams<float>& p) {
   using F = FloatOf<U>;
   const F c = fma_rn(centered(word), splat<F>(p.mass), splat<F>(p.center));
   const F t = nearer_tail(word, c < 0.0f, p.tail_mass, p);
@@ -216,7 +231,8 @@ template <class U> SHARDINIT_HD FloatOf<U> trunc_normal_wide(U word, const Trunc
 }
 
 // Algorithm AS 241, PPND16 (Wichura, Applied Statistics 37, 1988), over the nearer tail.
-template <class U> SHARDINIT_HD FloatOf<U> trunc_normal_wide(U word, const TruncNormalParams<double>& p) {
+template <class U>
+SHARDINIT_HD FloatOf<U> trunc_normal_wide(U word, const TruncNormalParams<double>& p) {
   using F = FloatOf<U>;
   const F c = fma_rn(centered(word), splat<F>(p.mass), splat<F>(p.center));
   const auto below = c < 0.0;
@@ -233,21 +249,20 @@ template <class U> SHARDINIT_HD FloatOf<U> trunc_normal_wide(U word, const Trunc
     const F log = add_minus_two_log_of_power(split.n + splat<F>(1.0), minus_two_log(split.t));
     const F root = sqrt_rn(log * splat<F>(0.5));
     F y = root - splat<F>(1.6);
-    F tail = horner(y, 7.74545014278341407640e-4, 0.0227238449892691845833, 0.241780725177450611770,
-                    1.27045825245236838258, 3.64784832476320460504, 5.76949722146069140550, 4.63033784615654529590,
-                    1.42343711074968357734) /
-             horner(y, 1.05075007164441684324e-9, 5.47593808499534494600e-4, 0.0151986665636164571966,
-                    0.148103976427480074590, 0.689767334985100004550, 1.67638483018380384940, 2.05319162663775882187, 1.0);
+    F tail =
+        horner(y, 7.74545014278341407640e-4, 0.0227238449892691845833, 0.241780725177450611770, 1.27045825245236838258,
+               3.64784832476320460504, 5.76949722146069140550, 4.63033784615654529590, 1.42343711074968357734) /
+        horner(y, 1.05075007164441684324e-9, 5.47593808499534494600e-4, 0.0151986665636164571966,
+               0.148103976427480074590, 0.689767334985100004550, 1.67638483018380384940, 2.05319162663775882187, 1.0);
     const auto far = root > 5.0;
     if (any(far)) {
       y = root - splat<F>(5.0);
-      const F far_tail =
-          horner(y, 2.01033439929228813265e-7, 2.71155556874348757815e-5, 1.24266094738807843860e-3,
-                 0.0265321895265761230930, 0.296560571828504891230, 1.78482653991729133580, 5.46378491116411436990,
-                 6.65790464350110377720) /
-          horner(y, 2.04426310338993978564e-15, 1.42151175831644588870e-7, 1.84631831751005468180e-5,
-                 7.86869131145613259100e-4, 0.0148753612908506148525, 0.136929880922735805310, 0.599832206555887937690,
-                 1.0);
+      const F far_tail = horner(y, 2.01033439929228813265e-7, 2.71155556874348757815e-5, 1.24266094738807843860e-3,
+                                0.0265321895265761230930, 0.296560571828504891230, 1.78482653991729133580,
+                                5.46378491116411436990, 6.65790464350110377720) /
+                         horner(y, 2.04426310338993978564e-15, 1.42151175831644588870e-7, 1.84631831751005468180e-5,
+                                7.86869131145613259100e-4, 0.0148753612908506148525, 0.136929880922735805310,
+                                0.599832206555887937690, 1.0);
       tail = select(far, far_tail, tail);
     }
     z = select(outer, select(below, -tail, tail), z);

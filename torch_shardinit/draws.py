@@ -31,7 +31,10 @@ def real_number(value: object, what: str) -> float:
 
 
 class _Parameters:
-    """Reads parameters in a tensor's working precision: fp64 for fp64, else fp32."""
+    """Reads parameters in a tensor's working precision: fp64 for fp64, else fp32.
+
+    The rounding is the native module's, since NumPy's follows the caller's rounding and flush-to-zero modes.
+    """
 
     def __init__(self, function: str, dtype: str) -> None:
         self.function = function
@@ -45,8 +48,7 @@ class _Parameters:
             raise ValueError(f"{what} must not be NaN")
         if self.is_double:
             return number
-        with np.errstate(over="ignore"):
-            rounded = float(np.float32(number))
+        rounded = _native.round_to_fp32(number)
         if math.isinf(rounded) and not math.isinf(number):
             raise ValueError(f"{what} must fit in fp32, got {number!r}")
         return rounded
@@ -58,26 +60,22 @@ class _Parameters:
         return number
 
     def width(self, a: float, b: float) -> float:
-        return b - a if self.is_double else float(np.float32(b) - np.float32(a))
+        return b - a if self.is_double else _native.round_to_fp32(b - a)
 
 
 def _fill(p: _Parameters, value: object) -> tuple[float, ...]:
     """A constant is no draw: infinities and NaN are values like others, and out of range rounds to infinity."""
     number = real_number(value, f"{p.function}: value")
-    if p.is_double:
-        return (number,)
-    with np.errstate(over="ignore"):
-        return (float(np.float32(number)),)
+    return (number if p.is_double else _native.round_to_fp32(number),)
 
 
 def _uniform(p: _Parameters, a: object, b: object) -> tuple[float, ...]:
     low, high = p.finite("a", a), p.finite("b", b)
     if low > high:
         raise ValueError(f"{p.function}: a must be <= b, got a={low!r}, b={high!r}")
-    with np.errstate(over="ignore"):
-        if math.isinf(p.width(low, high)):
-            kind = "fp64" if p.is_double else "fp32"
-            raise ValueError(f"{p.function}: b - a must be finite in {kind}, got a={low!r}, b={high!r}")
+    if math.isinf(p.width(low, high)):
+        kind = "fp64" if p.is_double else "fp32"
+        raise ValueError(f"{p.function}: b - a must be finite in {kind}, got a={low!r}, b={high!r}")
     if low < high and not _native.has_value_below(DTYPE_CODES[p.dtype], high):
         raise ValueError(f"{p.function}: {p.dtype} must have a value below b, got b={high!r}")
     return low, high

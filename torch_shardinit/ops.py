@@ -12,10 +12,11 @@ import torch
 
 from . import _native
 from .draws import BITS_DTYPES, DISTRIBUTION_CODES, DTYPE_CODES, check_draw
+from .locate.dtensor import is_dtensor, locate_dtensor
 from .native import fill, piece
 from .stream import as_int, resolve_seed
 from .stream import tensor_id as id_of_name
-from .targets import Place, check_array, check_tensor, is_dtensor, is_flat_parameter, place_of
+from .targets import Place, check_array, check_tensor, is_flat_parameter, place_of
 
 T = TypeVar("T", torch.Tensor, np.ndarray)
 
@@ -101,9 +102,10 @@ def _raw_fill(
     if is_dtensor(tensor):
         if offset is not None or global_shape is not None:
             raise ValueError(f"{function}: a DTensor knows its place; offset and global_shape must be left out")
-        from .locate.dtensor import locate_dtensor
-
-        local, _, offset = locate_dtensor(tensor)
+        located = locate_dtensor(tensor, f"{function}: DTensor")
+        if located is None:
+            return tensor  # this rank is not in the DTensor's mesh and holds nothing of it
+        local, _, offset = located
         global_shape = tuple(tensor.shape)
     elif isinstance(tensor, torch.Tensor) and is_flat_parameter(tensor) and offset is None:
         raise ValueError(

@@ -12,6 +12,7 @@ import torch
 
 from .draws import BITS_DTYPES, DTYPE_CODES
 from .native import dtype_name
+from .region import overlaps_itself, row_major_strides
 from .stream import as_int
 
 INDEX_LIMIT = 1 << 63
@@ -22,14 +23,6 @@ class Place(NamedTuple):
 
     start: int
     steps: tuple[int, ...]
-
-
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """The index step along each dimension of a tensor of this shape."""
-    steps = [1] * len(shape)
-    for d in range(len(shape) - 2, -1, -1):
-        steps[d] = steps[d + 1] * shape[d + 1]
-    return tuple(steps)
 
 
 def _shape(value: object, what: str) -> tuple[int, ...]:
@@ -66,7 +59,7 @@ def place_of(function: str, shape: tuple[int, ...], offset: object, global_shape
                     f"{function}: the box must lie inside global_shape {list(sizes)}, got offset {first} and size {extent} "
                     f"in dimension {d}"
                 )
-        steps = row_major(sizes)
+        steps = row_major_strides(sizes)
         return Place(sum(first * step for first, step in zip(corner, steps, strict=True)), steps)
     start = as_int(offset, f"{function}: offset")
     limit = INDEX_LIMIT if sizes is None else math.prod(sizes)
@@ -77,23 +70,11 @@ def place_of(function: str, shape: tuple[int, ...], offset: object, global_shape
         raise ValueError(
             f"{function}: offset + elements must be at most {bound}, got {start} + {math.prod(shape)}"
         )
-    return Place(start, row_major(shape))
-
-
-def may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements may share memory: the usual sufficient test, dimensions in order of their stride."""
-    if 0 in shape:
-        return False
-    reach = 0
-    for stride, size in sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
+    return Place(start, row_major_strides(shape))
 
 
 def _check_overlap(function: str, shape: Sequence[int], strides: Sequence[int]) -> None:
-    if may_overlap(shape, strides):
+    if overlaps_itself(shape, [abs(stride) for stride in strides]):  # NumPy has negative ones
         raise ValueError(
             f"{function}: elements must not share memory (an expanded or overlapping view?), "
             f"got shape {list(shape)}, strides {list(strides)}"
@@ -106,11 +87,6 @@ def _check_dtype(function: str, name: str | None, shown: object) -> str:
         raise TypeError(f"{function}: dtype must be one of {', '.join(allowed)}, got {shown}")
     assert name is not None
     return name
-
-
-def is_dtensor(tensor: object) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def is_flat_parameter(tensor: torch.Tensor) -> bool:

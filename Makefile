@@ -1,0 +1,57 @@
+# make demo: see it work.  make test: the whole suite.  make lint, make bench, make check-install: see CONTRIBUTING.md.
+# TORCH chooses another torch, VENV another environment, PYTHON the interpreter that makes it.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BIN = $(VENV)/bin
+SOURCES = $(wildcard csrc/*) CMakeLists.txt setup.py pyproject.toml
+STAMP = $(VENV)/.installed
+
+.PHONY: demo test lint format bench check-install clean
+
+demo: $(STAMP)
+	$(BIN)/python -m torch_shardinit verify
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q $(PYTEST)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror csrc/*.h csrc/*.cpp
+	$(BIN)/mypy
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp
+
+bench: $(STAMP)
+	$(BIN)/python bench/fill.py
+	$(BIN)/python bench/broadcast.py
+
+# What a user does, where there is no torch: build in isolation, import, and be told what is missing.
+check-install:
+	rm -rf build/check && $(PYTHON) -m venv build/check
+	timeout 60 build/check/bin/pip install -q .
+	cd build/check && if ./bin/python -c "import torch_shardinit" 2> import.log; then echo "import without torch must fail"; exit 1; fi
+	grep -q "torch_shardinit needs torch" build/check/import.log
+	cd build/check && ./bin/python -c "from importlib.metadata import version as v; print('installed', v('torch_shardinit'))"
+
+# torch comes first and by itself: a range that another package asks for would bring a CUDA build of several GB.
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q "$(TORCH)"
+	touch $@
+
+# Editable, so that tests run on these files; the extension is built again when a source of it changes.
+$(STAMP): $(VENV)/.torch $(SOURCES)
+	$(BIN)/pip install -q -e ".[test]"
+	touch $@
+
+$(VENV)/.lint: $(STAMP)
+	$(BIN)/pip install -q "ruff==0.17.6" "clang-format==23.1.5" "mypy==2.4.1"
+	touch $@
+
+clean:
+	rm -rf build $(VENV) torch_shardinit/_native*.so *.egg-info

@@ -1,0 +1,169 @@
+"""locate: which elements of which tensor this rank's memory holds, for plain, DDP, FSDP1 and DTensor (FSDP2, HSDP, TP)
+models, wrapped and nested in any way. One small adapter a framework; integers below it (region.py).
+
+Nothing here allocates device memory, communicates, or changes the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn as nn
+
+from .dtensor import dtensor_box, is_dtensor, locate_dtensor
+from .fsdp1 import handle_of, parts_of_handle
+from .names import join, walk_modules
+from .piece import Kind, Located, Piece, boxes_of_piece
+from .plain import check_strided, geometry, is_plain
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+__all__ = ["Located", "Piece", "boxes_of_piece", "dtensor_box", "locate", "locate_dtensor"]
+
+
+@dataclass
+class _Found:
+    """A registered tensor, or a parameter of an FSDP1 flat parameter, with the names found so far."""
+
+    owner: torch.Tensor
+    kind: Kind
+    names: set[str] = field(default_factory=set)
+    global_shape: tuple[int, ...] = ()
+    parts: list[tuple[torch.Tensor, int | tuple[int, ...]]] = field(default_factory=list)
+
+
+def _registered(modules: list[tuple[str, nn.Module]], buffers: bool) -> dict[int, _Found]:
+    """Every registered tensor once, by id, with all its names."""
+    found: dict[int, _Found] = {}
+    kinds: tuple[Kind, ...] = ("parameter", "buffer") if buffers else ("parameter",)
+    for prefix, module in modules:
+        for kind in kinds:
+            registry = module._parameters if kind == "parameter" else module._buffers
+            for name, tensor in registry.items():
+                if tensor is not None:
+                    one = found.setdefault(id(tensor), _Found(tensor, kind))
+                    one.names.add(join(prefix, name))
+    return found
+
+
+def _fsdp1(modules: list[tuple[str, nn.Module]], registered: dict[int, _Found]) -> tuple[list[_Found], list[Any]]:
+    """The parameters of all FSDP1 units and the units' padding; what they hold is taken out of `registered`."""
+    handles = {id(handle): (name, handle) for name, module in modules if (handle := handle_of(module)) is not None}
+    names_of_module: dict[int, set[str]] = {}
+    for name, module in modules:
+        names_of_module.setdefault(id(module), set()).add(name)
+    found, padding = [], []
+    for name, handle in handles.values():
+        flat = handle.flat_param
+        registered.pop(id(flat), None)
+        parts_of_entries, unit_padding = parts_of_handle(handle, f"FSDP unit {name!r}")
+        padding += unit_padding
+        for entry, parts in parts_of_entries:
+            one = _Found(flat, "parameter", global_shape=entry.shape, parts=parts)
+            for module, attribute in entry.owners:
+                one.names |= {join(prefix, attribute) for prefix in names_of_module.get(id(module), ())}
+            # use_orig_params=True: the modules show views of the flat shard, under the names that they had before.
+            if entry.original is not None and id(entry.original) in registered:
+                one.names |= registered.pop(id(entry.original)).names
+            if not one.names:
+                raise ValueError(
+                    f"FSDP unit {name!r}: the module that holds each flattened parameter must still be in the model, "
+                    f"got a {type(entry.owners[0][0]).__name__} that is not, with parameter {entry.owners[0][1]!r}"
+                )
+            found.append(one)
+    return found, padding
+
+
+def _check_fsdp2_sharded(modules: list[tuple[str, nn.Module]]) -> None:
+    """Between a forward and its reshard, modules show FSDP2's unsharded copies: a fill of those would be lost."""
+    for name, module in modules:
+        get_state = getattr(type(module), "_get_fsdp_state", None)
+        if get_state is None:
+            continue
+        state = get_state(module)
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        if any(group is not None and not group.is_sharded for group in groups):
+            raise ValueError(
+                f"{name or 'the root module'}: a module under fully_shard must be in its sharded state, got one that "
+                "is unsharded (after a forward?); call module.reshard() first"
+            )
+
+
+def _find_parts(one: _Found) -> bool:
+    """Ordinary tensors and DTensors: shape and parts. False where this rank holds none of it."""
+    tensor, name = one.owner, min(one.names)
+    if getattr(tensor, "_is_flat_param", False) or getattr(tensor, "_fsdp_flattened", False):
+        raise ValueError(
+            f"{name}: a parameter of an FSDP1 unit can only be located from a model that contains the unit, got one "
+            "that lies inside it; pass the FullyShardedDataParallel module or its root"
+        )
+    if is_dtensor(tensor):
+        placed = locate_dtensor(cast("DTensor", tensor), name)
+        if placed is None:
+            return False
+        local, _, offset = placed
+    elif is_plain(tensor):
+        local, offset = tensor.detach(), (0,) * tensor.dim()
+    else:
+        raise TypeError(
+            f"{name}: a {one.kind} must be an ordinary tensor, a DTensor or part of an FSDP1 unit, got a "
+            f"{type(tensor).__name__}"
+        )
+    check_strided(local, name)
+    one.global_shape = tuple(tensor.shape)
+    one.parts = [(local, offset)]
+    return True
+
+
+def _tie_key(one: _Found) -> tuple[object, ...]:
+    """Equal for two objects that are one tensor: the same memory, element for element."""
+    return (one.global_shape, *((offset, *geometry(local)) for local, offset in one.parts))
+
+
+def _join_ties(found: list[_Found]) -> list[_Found]:
+    tied: dict[tuple[object, ...], _Found] = {}
+    for one in found:
+        first = tied.setdefault(_tie_key(one), one)
+        if first is not one:
+            first.names |= one.names
+            if one.kind == "parameter" and first.kind == "buffer":
+                first.kind, first.owner = one.kind, one.owner
+    return list(tied.values())
+
+
+def locate(model: nn.Module, *, buffers: bool = True) -> Located:
+    """The pieces of every parameter and buffer of `model` that lie in this rank's memory.
+
+    Works on a plain model and through any nesting of DDP, FSDP1 (before its first forward and whenever it is sharded),
+    FSDP2, DTensor parallelism, torch.compile and checkpoint wrappers. A tensor of which this rank holds nothing has a
+    piece of no elements; one whose mesh this rank is not part of has none. A piece may be split: parameters that are
+    not contiguous have up to 2 * ndim - 1 pieces in an FSDP1 flat parameter.
+
+    Raises TypeError for a tensor of a kind that is not known, ValueError for one that has no elements of its own to
+    fill (Partial, sparse, expanded), for FSDP in its unsharded state, and for two tensors with one name.
+    """
+    modules = list(walk_modules(model))
+    _check_fsdp2_sharded(modules)
+    registered = _registered(modules, buffers)
+    flat, padding = _fsdp1(modules, registered)
+    # Ties within FSDP1 are known by name; its empty views share geometry without being tied.
+    found = [*flat, *_join_ties([one for one in registered.values() if _find_parts(one)])]
+    pieces: list[Piece] = []
+    owner_of_name: dict[str, _Found] = {}
+    for one in found:
+        aliases = tuple(sorted(one.names))
+        for alias in aliases:
+            other = owner_of_name.setdefault(alias, one)
+            if other is not one:
+                raise ValueError(
+                    f"{alias}: each tensor must have a name of its own once wrappers are taken out of it, got two: of "
+                    f"shapes {other.global_shape} and {one.global_shape}"
+                )
+        pieces += [
+            Piece(aliases[0], aliases, one.kind, one.global_shape, local, offset, one.owner)
+            for local, offset in one.parts
+        ]
+    return Located(pieces, padding)

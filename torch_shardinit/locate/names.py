@@ -1,0 +1,74 @@
+"""Canonical local names: the name a tensor has in the model as its author wrote it, whatever was wrapped around it.
+
+Wrappers hold the wrapped module under an attribute of their own. Most of those attributes are private and theirs
+alone; DDP and others call it `module`, which model authors do too, so there the type of the parent decides. Types are
+told by name, so that no framework is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch.nn as nn
+
+# Attributes that only a wrapper has.
+_WRAPPED_ATTRIBUTES = frozenset(
+    {
+        "_fsdp_wrapped_module",  # torch FSDP1, FairScale FSDP
+        "_fpw_module",  # FairScale FlattenParamsWrapper
+        "_orig_mod",  # torch.compile
+        "_checkpoint_wrapped_module",  # torch's activation wrappers
+        "_forward_module",  # Lightning Fabric, beside ...
+        "_original_module",  # ... the same module before its strategy wrapped it
+        "_dmp_wrapped_module",  # TorchRec DistributedModelParallel
+    }
+)
+
+# (top-level package, class) of the wrappers, subclasses included, that hold the wrapped module as `module`.
+_MODULE_WRAPPERS = frozenset(
+    {
+        ("torch", "DataParallel"),
+        ("torch", "DistributedDataParallel"),
+        ("apex", "DistributedDataParallel"),
+        ("deepspeed", "DeepSpeedEngine"),
+        ("fairscale", "ShardedDataParallel"),
+        ("megatron", "DistributedDataParallel"),
+        ("megatron", "Float16Module"),
+    }
+)
+
+
+def is_a(value: object, package: str, class_name: str) -> bool:
+    """Whether a class of this name from this top-level package is among value's classes; imports nothing."""
+    return any(
+        cls.__name__ == class_name and cls.__module__.partition(".")[0] == package for cls in type(value).__mro__
+    )
+
+
+def is_wrapper_child(parent: nn.Module, child_name: str) -> bool:
+    """Whether `child_name` of `parent` is the module that `parent` wraps, so that it adds nothing to a name."""
+    if child_name in _WRAPPED_ATTRIBUTES:
+        return True
+    return child_name == "module" and any(is_a(parent, *wrapper) for wrapper in _MODULE_WRAPPERS)
+
+
+def join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """(canonical name, module) for every path to every module, parents first. A module that is reached by several
+    paths comes once for each of its canonical names; a wrapper comes with the name of what it wraps."""
+    seen: set[tuple[str, int]] = set()
+
+    def visit(name: str, module: nn.Module, path: frozenset[int]) -> Iterator[tuple[str, nn.Module]]:
+        if (name, id(module)) in seen or id(module) in path:  # a module may hold one of its ancestors
+            return
+        seen.add((name, id(module)))
+        yield name, module
+        for child_name, child in module._modules.items():
+            if child is not None:
+                child_full_name = name if is_wrapper_child(module, child_name) else join(name, child_name)
+                yield from visit(child_full_name, child, path | {id(module)})
+
+    yield from visit("", model, frozenset())
