@@ -43,15 +43,15 @@ Piece piece_of(const py::tuple& t) {
     piece.grid.step[d] = steps[d];
   }
   piece.grid.collapse();
+  const auto unary = t[10].cast<std::vector<std::pair<int, double>>>();
+  if (unary.size() > kMaxUnary) throw std::invalid_argument("a piece has at most 32 steps after its draw");
+  piece.num_unary = static_cast<int>(unary.size());
+  for (size_t k = 0; k < unary.size(); ++k) piece.unary[k] = {static_cast<UnaryOp>(unary[k].first), unary[k].second};
   const auto params = t[7].cast<std::vector<double>>();
   if (params.size() > 4) throw std::invalid_argument("a draw has at most 4 parameters");
   double p[4] = {};
   std::copy(params.begin(), params.end(), p);
   set_draw(&piece, static_cast<Distribution>(t[6].cast<int>()), p, t[8].cast<uint64_t>(), t[9].cast<uint64_t>());
-  const auto unary = t[10].cast<std::vector<std::pair<int, double>>>();
-  if (unary.size() > kMaxUnary) throw std::invalid_argument("a piece has at most 32 steps after its draw");
-  piece.num_unary = static_cast<int>(unary.size());
-  for (size_t k = 0; k < unary.size(); ++k) piece.unary[k] = {static_cast<UnaryOp>(unary[k].first), unary[k].second};
   return piece;
 }
 

@@ -66,6 +66,7 @@ struct Piece {
 
 // Parameters as the caller gave them, checked in Python: a number in fp64, already rounded to fp32 where that is the
 // working precision. p: constant (value); uniform (a, b); normal (std, mean); trunc_normal (std, mean, a, b).
+// Reads the piece's dtype and num_unary.
 void set_draw(Piece* piece, Distribution distribution, const double p[4], uint64_t seed, uint64_t tensor_id);
 
 // Fills all pieces on the CPU with up to num_threads threads. The floating-point environment of the caller neither

@@ -232,7 +232,9 @@ void set_draw(Piece* piece, Distribution distribution, const double p[4], uint64
   if (piece->is_double) {
     piece->draw64 = make_draw<double>(piece->dtype, distribution, p, stream);
   } else {
-    piece->draw32 = make_draw<float>(piece->dtype, distribution, p, stream);
+    // A draw that steps follow is not the value yet: it stays below b as fp32, and only the last result is rounded.
+    const Dtype drawn = piece->num_unary ? Dtype::kFloat32 : piece->dtype;
+    piece->draw32 = make_draw<float>(drawn, distribution, p, stream);
   }
 }
 

@@ -1,6 +1,35 @@
-"""Bit-identical initialisation of sharded PyTorch models."""
+"""Bit-identical initialisation of sharded PyTorch models, with no communication. Start with README.md."""
 
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("torch_shardinit needs torch, 2.11 or later: pip install torch") from error
+
+from .build import build_info
+from .errors import RecordError, ReplicaMismatchError, ShardInitError, UninitializedError
+from .model import init_model_, param_init_fn
 from .ops import normal_, random_bits_, trunc_normal_, uniform_
+from .plan import Plan
+from .record import record, recording, reset_parameters
 from .stream import STREAM_VERSION, manual_seed, tensor_id
 
-__all__ = ["STREAM_VERSION", "manual_seed", "normal_", "random_bits_", "tensor_id", "trunc_normal_", "uniform_"]
+__all__ = [
+    "STREAM_VERSION",
+    "Plan",
+    "RecordError",
+    "ReplicaMismatchError",
+    "ShardInitError",
+    "UninitializedError",
+    "build_info",
+    "init_model_",
+    "manual_seed",
+    "normal_",
+    "param_init_fn",
+    "random_bits_",
+    "record",
+    "recording",
+    "reset_parameters",
+    "tensor_id",
+    "trunc_normal_",
+    "uniform_",
+]

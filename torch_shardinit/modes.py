@@ -1,0 +1,399 @@
+"""The two torch modes of a recording.
+
+DispatchMode sees every operation as an aten overload on plain tensors and writes the tape. FunctionMode sees what the
+user typed, which the dispatcher does not tell: an explicit device, tolist() on meta, and the `is_meta` test at which
+some torch.nn.init functions return early.
+
+Factories give meta tensors, so nothing is allocated. An explicit device="cpu" and empty tensors are left real (model
+code probes them for the default device); explicit other devices become meta. Real tensors from outside are copied into
+the tape when they are first used.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+import torch.nn.init as init
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from .errors import RecordError
+from .program import Ref
+from .tape import InitFunctionInfo, OpInfo, Writer, user_line
+
+_META = torch.device("meta")
+# Frames of these are recognised at their is_meta test, whatever name the user imported them by.
+_INIT_FUNCTIONS: dict[CodeType, InitFunctionInfo] = {
+    init._no_grad_trunc_normal_.__code__: InitFunctionInfo("trunc_normal_"),
+    init.orthogonal_.__code__: InitFunctionInfo("orthogonal_"),
+    init.sparse_.__code__: InitFunctionInfo("sparse_"),
+    init.dirac_.__code__: InitFunctionInfo("dirac_"),
+}
+# Operators that turn tensors into Python values.
+_TELLING = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "allclose"})
+
+
+def _where() -> str:
+    file, line = user_line()
+    return f"{file}:{line}"
+
+
+def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors among nested lists and tuples, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from flat_tensors(item)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if type(value) in (list, tuple):
+        return type(value)(map_tensors(function, item) for item in value)
+    return value
+
+
+def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
+    """A meta tensor with a storage of its own and the geometry of `tensor`."""
+    storage = torch.UntypedStorage(tensor.untyped_storage().nbytes(), device="meta")
+    twin = torch.empty(0, dtype=tensor.dtype, device="meta")
+    return twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+
+
+class Recorder:
+    """What the two modes share."""
+
+    def __init__(self) -> None:
+        self.writer = Writer()
+        self.explicit_cpu = False  # inside a call that names device="cpu"
+        self.literal = False  # inside torch.tensor(...), whose data nobody else holds
+        self.has_shared_constants = False
+        self._plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
+
+    def check_plain(self, tensor: torch.Tensor, info: OpInfo) -> None:
+        cls = type(tensor)
+        plain = self._plain_types.get(cls)
+        if plain is None:
+            plain = self._plain_types[cls] = cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        if not plain:
+            raise RecordError(
+                f"{info.label} on a {cls.__name__} at {_where()}: only plain tensors can be recorded. Leave the "
+                "recording before the model is sharded (distribute_tensor, fully_shard, ...), or shard it first and "
+                "give the init code as record(model, init_fn), which runs on meta stand-ins of the whole tensors."
+            )
+        if tensor.layout is not torch.strided:
+            raise RecordError(
+                f"{info.label} at {_where()}: only torch.strided tensors can be recorded, got layout {tensor.layout}"
+            )
+
+    def values(self, tensors: list[torch.Tensor], what: str) -> list[torch.Tensor]:
+        """The values that tensors have now, as real tensors. RecordError where they are random or unwritten."""
+        from .play import values_now
+
+        refs = [self.writer.ref(tensor) for tensor in tensors]
+        return values_now(self.writer.tape, refs, self.writer.last_number + 1, f"{what} at {_where()}")
+
+    def refuse_random(self, tensor: torch.Tensor, what: str) -> None:
+        """Real tensors have values, but those of a recording must not depend on torch's generator."""
+        from .play import check_not_random
+
+        ref = self.writer.ref(tensor)
+        if self.writer.tape.writers(ref.storage):
+            check_not_random(self.writer.tape, [ref], self.writer.last_number + 1, f"{what} at {_where()}")
+
+
+class DispatchMode(TorchDispatchMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recorder, writer = self.recorder, self.recorder.writer
+        info = writer.info(func)
+        tensors = list(flat_tensors(args))
+        if kwargs:
+            tensors += flat_tensors(tuple(kwargs.values()))
+        for tensor in tensors:
+            recorder.check_plain(tensor, info)
+        if info.name == "lift_fresh":
+            return self._lift(func(*args, **kwargs))
+        if info.is_view:
+            result = func(*args, **kwargs)
+            if info.name == "resize_":
+                writer.resized(result)
+            return result
+        if not tensors:
+            result, kwargs = self._factory(func, info, args, kwargs)
+            return self._tape(info, args, kwargs, [], result)
+        real = [tensor for tensor in tensors if tensor.device.type != "meta"]
+        for tensor in real:
+            writer.capture(tensor)
+        if recorder.has_shared_constants:
+            for tensor in tensors:
+                writer.recheck(writer.number_of(tensor.untyped_storage()))
+        has_meta = len(real) < len(tensors)
+        if info.name in _TELLING:
+            return self._tell(func, info, args, kwargs, tensors)
+        device = kwargs.get("device")
+        if device is not None and device.type != "meta":
+            copies = info.name == "_to_copy"
+            if (has_meta and (copies or not recorder.explicit_cpu)) or device.type != "cpu":
+                kwargs = self._on_meta(kwargs)
+        if has_meta and real:
+            if any(tensor.device.type != "meta" for tensor in self._mutated(info, args, kwargs)):
+                result = self._run_on_values(func, info, args, kwargs)
+            else:
+                def to_meta(t: torch.Tensor) -> torch.Tensor:
+                    return t if t.device.type == "meta" else meta_twin(t)
+
+                meta_args, meta_kwargs = map_tensors(to_meta, args), _map_kwargs(to_meta, kwargs)
+                result = self._run_on_meta(func, info, meta_args, meta_kwargs, args, kwargs)
+        elif has_meta:
+            result = self._run_on_meta(func, info, args, kwargs, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
+        return self._tape(info, args, kwargs, tensors, result)
+
+    @staticmethod
+    def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
+        kwargs = {**kwargs, "device": _META}
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        return kwargs
+
+    def _lift(self, real: torch.Tensor) -> torch.Tensor:
+        """torch.tensor([...]) and torch.from_numpy: a constant of the tape, meta from here on."""
+        recorder, writer = self.recorder, self.recorder.writer
+        if recorder.explicit_cpu or real.numel() == 0 or real.device.type == "meta":
+            return real
+        twin = meta_twin(real)
+        storage = real.untyped_storage()
+        shared = None if recorder.literal or storage.device.type != "cpu" else storage
+        recorder.has_shared_constants |= shared is not None
+        writer.set_constant(writer.number_of(twin.untyped_storage()), storage, shared=shared)
+        return twin
+
+    def _factory(
+        self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        device = kwargs.get("device")
+        if not info.has_device or self.recorder.explicit_cpu or (device is not None and device.type == "meta"):
+            result = func(*args, **kwargs)
+        else:
+            meta_kwargs = self._on_meta(kwargs)
+            result = func(*args, **meta_kwargs)
+            if isinstance(result, torch.Tensor) and result.numel() == 0:
+                return func(*args, **{**kwargs, "device": torch.device("cpu")}), kwargs
+            kwargs = meta_kwargs
+        if info.has_dtype and kwargs.get("dtype") is None and isinstance(result, torch.Tensor):
+            # The default dtype may be another one when this is played.
+            kwargs = {**kwargs, "dtype": result.dtype}
+        return result, kwargs
+
+    def _run_on_meta(
+        self,
+        func: Any,
+        info: OpInfo,
+        meta_args: tuple[Any, ...],
+        meta_kwargs: dict[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        try:
+            return func(*meta_args, **meta_kwargs)
+        except RuntimeError as error:
+            # The shape of the result depends on values (nonzero, boolean masks): play them.
+            if not isinstance(error, NotImplementedError) and "meta" not in str(error).lower():
+                raise
+            if info.mutable:
+                raise RecordError(f"{info.label} at {_where()} cannot run on meta tensors: {error}") from error
+            try:
+                result = self._run_on_values(func, info, args, kwargs)
+            except RecordError as refusal:
+                raise refusal from error
+            writer = self.recorder.writer
+
+            def known(real: torch.Tensor) -> torch.Tensor:
+                real = real.clone()
+                twin = meta_twin(real)
+                writer.set_constant(writer.number_of(twin.untyped_storage()), real.untyped_storage())
+                return twin
+
+            return map_tensors(known, result)
+
+    def _run_on_values(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        what = f"{info.label} needs the values of a tensor"
+
+        def value(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if tensor.device.type != "meta" else self.recorder.values([tensor], what)[0]
+
+        kwargs = _map_kwargs(value, kwargs)
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("cpu")
+        return func(*map_tensors(value, args), **kwargs)
+
+    def _tell(
+        self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> Any:
+        for tensor in tensors:
+            if tensor.device.type != "meta":
+                self.recorder.refuse_random(tensor, f"{info.label} needs the values of a tensor")
+        return self._run_on_values(func, info, args, kwargs)
+
+    @staticmethod
+    def _mutated(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for position, name in info.mutable:
+            if position is not None and position < len(args):
+                found += flat_tensors(args[position])
+            elif name in kwargs:
+                found += flat_tensors(kwargs[name])
+        return found
+
+    def _tape(
+        self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], result: Any
+    ) -> Any:
+        ref = self.recorder.writer.ref
+        mutated = self._mutated(info, args, kwargs) if info.mutable else []
+        results = list(flat_tensors(result))
+        known = {tensor.untyped_storage()._cdata for tensor in tensors}
+        fresh = tuple(
+            (index, ref(tensor))
+            for index, tensor in enumerate(results)
+            if tensor.layout is torch.strided and tensor.untyped_storage()._cdata not in known
+        )
+        if not (mutated or fresh):
+            return result
+        if info.name == "copy_" and ref(tensors[0]) == ref(tensors[1]):
+            return result  # `w[a:b] *= 2` ends with a copy of the slice to itself
+        skipped = {id(tensor) for tensor in mutated} if info.overwrites else ()
+        reads = tuple(ref(tensor) for tensor in tensors if id(tensor) not in skipped)
+        writes = tuple(ref(tensor) for tensor in mutated)
+        if mutated and info.overwrites:  # out= may have been resized
+            for tensor in mutated:
+                self.recorder.writer.resized(tensor)
+        if kwargs:
+            kwargs = {key: map_tensors(ref, value) for key, value in kwargs.items() if key != "generator"}
+        self.recorder.writer.add(info, map_tensors(ref, args), kwargs, reads, writes, fresh)
+        return result
+
+
+def _map_kwargs(function: Callable[[torch.Tensor], Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {key: map_tensors(function, value) for key, value in kwargs.items()}
+
+
+class FunctionMode(TorchFunctionMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            return handler(self.recorder, func, args, kwargs or {})
+        if not kwargs:
+            return func(*args)
+        if kwargs.get("device") is not None:
+            return _with_device(self.recorder, func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _is_cpu(device: Any) -> bool:
+    return not isinstance(device, int) and torch.device(device).type == "cpu"
+
+
+def _with_device(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    device = kwargs.get("device")
+    if device is None:
+        return func(*args, **kwargs)
+    if not _is_cpu(device):
+        return func(*args, **{**kwargs, "device": _META})
+    before, recorder.explicit_cpu = recorder.explicit_cpu, True
+    try:
+        return func(*args, **kwargs)
+    finally:
+        recorder.explicit_cpu = before
+
+
+def _literal(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    before, recorder.literal = recorder.literal, True
+    try:
+        if kwargs.get("device") is not None and not _is_cpu(kwargs["device"]):
+            # On another device torch copies the data there itself, past the dispatcher.
+            kwargs = {key: value for key, value in kwargs.items() if key != "device"}
+        return _with_device(recorder, func, args, kwargs)
+    finally:
+        recorder.literal = before
+
+
+def _to(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Tensor.to with a device other than the CPU asks for the driver before anything is dispatched."""
+    if len(args) > 1 and isinstance(args[1], (str, torch.device, int)) and not _is_cpu(args[1]):
+        args = (args[0], _META, *args[2:])
+    if kwargs.get("device") is not None and not _is_cpu(kwargs["device"]):
+        kwargs = {**kwargs, "device": _META}
+    return func(*args, **kwargs)
+
+
+def _cuda(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return torch.Tensor.to(args[0], _META)
+
+
+def _out_of_torch(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """tolist, numpy and __array__; arrays are read-only."""
+    tensor, rest = args[0], args[1:]
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        what = f"Tensor.{func.__name__}() needs the values of a tensor"
+        if tensor.device.type == "meta":
+            tensor = recorder.values([tensor], what)[0]
+        else:
+            recorder.refuse_random(tensor, what)
+        result = func(tensor, *rest, **kwargs)
+        if hasattr(result, "setflags"):
+            result.setflags(write=False)  # the tape would not see what is written there
+        return result
+
+
+def _is_meta(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name in ("__torch_function__", "handle_torch_function"):
+        frame = frame.f_back
+    info = _INIT_FUNCTIONS.get(frame.f_code) if frame is not None else None
+    with torch._C.DisableTorchFunction():
+        tensor = args[0]
+        if info is None:
+            return tensor.is_meta
+        recorder.check_plain(tensor, info)
+        if tensor.device.type != "meta":
+            with _disable_current_modes():
+                recorder.writer.capture(tensor)
+        numbers = {
+            key: value
+            for key, value in frame.f_locals.items()
+            if isinstance(value, (int, float, str)) and not isinstance(value, bool)
+        }
+        ref: Ref = recorder.writer.ref(tensor)
+        if tensor.numel():
+            recorder.writer.add(info, (ref,), numbers, (), (ref,), ())
+        return True  # "nothing to do on meta": the function returns
+
+
+_HANDLERS: dict[Any, Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    torch.Tensor.is_meta.__get__: _is_meta,  # type: ignore[attr-defined]
+    torch.tensor: _literal,
+    torch.Tensor.to: _to,
+    torch.Tensor.cuda: _cuda,
+    torch.Tensor.tolist: _out_of_torch,
+    torch.Tensor.numpy: _out_of_torch,
+    torch.Tensor.__array__: _out_of_torch,
+}

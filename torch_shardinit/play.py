@@ -1,0 +1,179 @@
+"""Plays slices of the tape: once, at full size, on the CPU, in one intra-op thread, with torch's own operators.
+
+No torch generator is read: random numbers come from the stream, as programs of named tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import region as rg
+from .derive import Deriver, ReadsUnwritten
+from .errors import RecordError, UninitializedError
+from .program import Exact, Played, PlayedExact, PlayedOp, Ref
+from .slicing import Refused, Slice, Slicer, UnwrittenAtEnd, map_refs
+from .tape import Tape
+
+_CPU = torch.device("cpu")
+# Bytes of memory that nothing wrote: as fp32 and bf16 they are ordinary numbers far from each other.
+_GARBAGE = (0x3E, 0x41)
+_Memory = dict[int, torch.UntypedStorage]
+
+
+def evaluate(played: Played, seed: int, id_of: Callable[[str], int]) -> torch.Tensor:
+    """The tensor that a played program gives, on the CPU. Other storages are freed when their last use is over."""
+    result = _run(played, [played.out], seed, id_of, _GARBAGE[0])[0]
+    if played.check_unwritten:
+        again = _run(played, [played.out], seed, id_of, _GARBAGE[1])[0]
+        if not torch.equal(_bytes(result), _bytes(again)):
+            raise UninitializedError("some elements depend on memory that nothing wrote (torch.empty)")
+    return result
+
+
+def values_now(tape: Tape, refs: Sequence[Ref], before: int, what: str) -> list[torch.Tensor]:
+    """Values that init code asks for while it is recorded."""
+    piece = _constant_slice(tape, refs, before, what)
+    return _run(piece.played, piece.outs, 0, _no_id, _GARBAGE[0])
+
+
+def check_not_random(tape: Tape, refs: Sequence[Ref], before: int, what: str) -> None:
+    _constant_slice(tape, refs, before, what)
+
+
+def _constant_slice(tape: Tape, refs: Sequence[Ref], before: int, what: str) -> Slice:
+    try:
+        return Slicer(tape, {}, Deriver(tape)).slice(refs, before)
+    except Refused as error:
+        raise RecordError(
+            f"{what}, but they depend on random numbers ({error.where}), which a recording does not have: what init "
+            "code does must be the same for every seed"
+        ) from error
+    except (ReadsUnwritten, UnwrittenAtEnd) as error:
+        raise RecordError(f"{what}, but nothing that was recorded wrote them") from error
+
+
+def _no_id(name: str) -> int:
+    raise AssertionError(name)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _view(memory: _Memory, ref: Ref) -> torch.Tensor:
+    empty = torch.empty(0, dtype=ref.dtype)
+    return empty.set_(memory[ref.storage], ref.offset, ref.sizes, ref.strides)  # type: ignore[call-overload]
+
+
+def _storages(op: PlayedOp | PlayedExact) -> set[int]:
+    found: set[int] = set()
+    if isinstance(op, PlayedExact):
+        return {op.view.storage}
+    map_refs(lambda ref: found.add(ref.storage), (op.args, tuple(value for _, value in op.kwargs)))
+    return found | {ref.storage for _, ref in op.fresh}
+
+
+def _run(
+    played: Played, outs: Sequence[Ref], seed: int, id_of: Callable[[str], int], garbage: int
+) -> list[torch.Tensor]:
+    kept = {ref.storage for ref in outs}
+    last_use: dict[int, int] = {}
+    for index, op in enumerate(played.ops):
+        for storage in _storages(op):
+            last_use[storage] = index
+    memory: _Memory = {}
+
+    def provide(storage: int) -> None:
+        if storage in memory:
+            return
+        constant = played.constants.get(storage)
+        if constant is not None:
+            memory[storage] = constant.untyped_storage().clone()
+        else:
+            memory[storage] = torch.UntypedStorage(played.num_bytes[storage])
+            torch.empty(0, dtype=torch.uint8).set_(memory[storage]).fill_(garbage)
+
+    threads = torch.get_num_threads()
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        torch.set_num_threads(1)
+        try:
+            for index, op in enumerate(played.ops):
+                fresh = set() if isinstance(op, PlayedExact) else {ref.storage for _, ref in op.fresh}
+                used = _storages(op)
+                for storage in used - fresh:
+                    provide(storage)
+                if isinstance(op, PlayedExact):
+                    fill_exact_(_view(memory, op.view), op.program, seed, id_of(op.name))
+                else:
+                    _run_op(op, memory, played.num_bytes)
+                for storage in used - kept:
+                    if last_use[storage] == index:
+                        memory.pop(storage, None)
+            for storage in kept:
+                provide(storage)
+            return [_view(memory, ref) for ref in outs]
+        finally:
+            torch.set_num_threads(threads)
+
+
+@functools.cache
+def _overload(label: str) -> Any:
+    namespace, _, rest = label.partition("::")
+    name, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+
+
+def _run_op(op: PlayedOp, memory: _Memory, num_bytes: Sequence[int]) -> None:
+    def real(value: Any) -> Any:
+        value = map_refs(lambda ref: _view(memory, ref), value)
+        return _CPU if isinstance(value, torch.device) else value
+
+    kwargs = {key: real(value) for key, value in op.kwargs if key != "pin_memory"}
+    result = _overload(op.op)(*(real(value) for value in op.args), **kwargs)
+    results = result if isinstance(result, (list, tuple)) else (result,)
+    tensors = [item for item in results if isinstance(item, torch.Tensor)]
+    for index, ref in op.fresh:
+        tensor = tensors[index]
+        storage = tensor.untyped_storage()
+        same = (tensor.storage_offset(), tensor.stride(), tensor.dtype) == (ref.offset, ref.strides, ref.dtype)
+        if same and storage.nbytes() == num_bytes[ref.storage]:
+            memory[ref.storage] = storage
+        else:  # meta kernels may choose other strides
+            memory[ref.storage] = torch.UntypedStorage(num_bytes[ref.storage])
+            _view(memory, ref).copy_(tensor)
+
+
+def fill_exact_(tensor: torch.Tensor, program: Exact, seed: int, tensor_id: int) -> None:
+    """Runs an exact program in place on the whole tensor, a CPU one with any strides, by the kernels that fill shards;
+    elements that no step writes stay."""
+    from . import native
+    from .draws import check_draw
+
+    name = native.dtype_name(tensor.dtype)
+    if name is None:
+        raise TypeError(f"an exact program needs a dtype of the stream, got {tensor.dtype}")
+    shape = tuple(tensor.shape)
+    pieces = []
+    for box, chain in program.straight(rg.full_box(shape)):
+        if not chain:
+            continue
+        first, rest = chain[0], chain[1:]
+        start, steps = rg.grid_of_box(box, shape)
+        pieces.append(
+            native.piece(
+                tensor[rg.slices(box)] if shape else tensor,
+                first.op,
+                check_draw(first.op, first.args, name, f"{first.op}_"),
+                seed=seed,
+                tensor_id=tensor_id,
+                start=start,
+                steps=steps,
+                unary=native.unary_codes([(step.op, step.args) for step in rest]),
+            )
+        )
+    native.fill(pieces)

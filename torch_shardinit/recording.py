@@ -1,0 +1,194 @@
+"""recording(): the context in which a model is built, and what it leaves on the model's modules."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn as nn
+from torch.nn.modules import module as nn_module
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+
+from .errors import RecordError
+from .modes import DispatchMode, FunctionMode, Recorder
+from .program import Ref
+from .tape import Tape, drop_dead_numbers, keep_number
+
+ATTRIBUTE = "_shardinit_record"
+Kind = Literal["parameter", "buffer"]
+_active = threading.local()
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    ref: Ref
+    kind: Kind
+    persistent: bool
+    tensor: weakref.ref[torch.Tensor] | None = None
+
+
+class ModuleRecord:
+    """What a recording knows of one module's own parameters and buffers. A module carries it in its __dict__ under any
+    wrapper; a copied module carries the same one, a pickled one none."""
+
+    __slots__ = ("tapes", "tensors")
+
+    def __init__(self, tapes: tuple[Tape, ...], tensors: dict[str, TensorRecord]) -> None:
+        self.tapes, self.tensors = tapes, tensors
+
+    def __copy__(self) -> ModuleRecord:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> ModuleRecord:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _no_record, ()
+
+
+def _no_record() -> None:
+    """What a pickled record comes back as: a tape is for the process that made it."""
+
+
+def record_of(module: nn.Module) -> ModuleRecord | None:
+    return module.__dict__.get(ATTRIBUTE)
+
+
+def check_not_recording() -> None:
+    if getattr(_active, "recorder", None) is not None:
+        raise RecordError("a recording must not be started inside another one")
+
+
+@contextlib.contextmanager
+def taping(recorder: Recorder) -> Iterator[None]:
+    """The two modes, with torch's CPU generator put back at the end. Not to be nested."""
+    check_not_recording()
+    generator_state = torch.get_rng_state()
+    _active.recorder = recorder
+    try:
+        with DispatchMode(recorder), FunctionMode(recorder):
+            yield
+    finally:
+        _active.recorder = None
+        torch.set_rng_state(generator_state)
+
+
+class _Seen:
+    """The modules that registered something while a recording was on; weakly held, so that those which construction
+    threw away do not count as holders of tensors."""
+
+    def __init__(self) -> None:
+        self._modules: dict[int, weakref.ref[nn.Module]] = {}
+
+    def note(self, module: nn.Module, *_: Any) -> None:
+        known = self._modules.get(id(module))
+        if known is None or known() is not module:
+            self._modules[id(module)] = weakref.ref(module)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        handles = [
+            nn_module.register_module_parameter_registration_hook(self.note),
+            nn_module.register_module_buffer_registration_hook(self.note),
+            nn_module.register_module_module_registration_hook(self.note),
+        ]
+        set_state = nn.Module.__setstate__
+
+        def noting_set_state(module: nn.Module, state: Any) -> None:
+            set_state(module, state)
+            self.note(module)
+
+        nn.Module.__setstate__ = noting_set_state  # type: ignore[method-assign]  # copy.deepcopy registers nothing
+        try:
+            yield
+        finally:
+            nn.Module.__setstate__ = set_state  # type: ignore[method-assign]
+            for handle in handles:
+                handle.remove()
+
+    def _walk(self) -> dict[int, nn.Module]:
+        """Every seen module that still lives, and their children: copied modules are seen only as children."""
+        found: dict[int, nn.Module] = {}
+        todo = [module for reference in self._modules.values() if (module := reference()) is not None]
+        while todo:
+            module = todo.pop()
+            if id(module) not in found:
+                found[id(module)] = module
+                todo += [child for child in module._modules.values() if child is not None]
+        return found
+
+    def modules(self) -> list[nn.Module]:
+        found = self._walk()
+        children = {id(child) for module in found.values() for child in module._modules.values()}
+        if len(found.keys() - children) > 1:
+            # Several trees: some may be garbage that only a cycle keeps, which must not depend on the collector's mood.
+            del found
+            gc.collect()
+            found = self._walk()
+        return list(found.values())
+
+
+def own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, Kind, bool]]:
+    """(name, tensor, kind, persistent) of what a module itself registers."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield name, parameter, "parameter", True
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            yield name, buffer, "buffer", name not in module._non_persistent_buffers_set
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, UninitializedTensorMixin)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Build the model inside this, and run its init code there too where the constructor does not.
+
+    Nothing is allocated: tensors are on meta, except those made with an explicit device="cpu" and empty ones. Every
+    operation is taped, and the model's modules carry the tape through any wrapping, to `record` and `init_model_`.
+    torch's generator is where it was when this ends. After an exception nothing stays behind.
+
+    Raises:
+        RecordError: recordings are nested; or init code needs values that a recording does not have (of random
+            numbers, or of memory that nothing wrote), or works on sharded tensors: the message names the line.
+    """
+    seen, recorder = _Seen(), Recorder()
+    with taping(recorder), seen.watching():
+        yield
+    _attach(recorder, seen.modules())
+
+
+def _attach(recorder: Recorder, modules: list[nn.Module]) -> None:
+    writer, records = recorder.writer, []
+    for module in modules:
+        tensors = {}
+        for name, tensor, kind, persistent in own_tensors(module):
+            if is_lazy(tensor) or tensor.layout is not torch.strided:
+                continue
+            if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+                raise RecordError(
+                    f"{type(module).__name__}.{name} is a {type(tensor).__name__} at the end of the recording: only "
+                    "plain tensors can be recorded; shard the model after recording()"
+                )
+            if tensor.device.type != "meta":
+                writer.capture(tensor)
+            tensors[name] = TensorRecord(writer.ref(tensor), kind, persistent, weakref.ref(tensor))
+        if tensors:
+            records.append((module, tensors))
+    tape = writer.finish()
+    tape.owners = {one.ref for _, tensors in records for one in tensors.values()}
+    drop_dead_numbers()
+    for module, tensors in records:
+        before = record_of(module)  # built in an earlier recording
+        module.__dict__[ATTRIBUTE] = ModuleRecord((*(before.tapes if before else ()), tape), tensors)
+        for name, tensor, _, _ in own_tensors(module):
+            if name in tensors:
+                keep_number(tensor, tensors[name].ref.storage)

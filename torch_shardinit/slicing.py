@@ -1,0 +1,318 @@
+"""Backward slices of the tape: what must be played to know some views, and whether that can be done.
+
+A slice holds the nodes that still matter (a write over a whole storage hides what came before). Where it meets a named
+tensor in a state that an exact program with random numbers gives, that program is put in instead of the nodes before:
+the stream makes the draws, keyed by that tensor's name. Any other random node is refused.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import region as rg
+from .derive import Deriver, Elsewhere, NotExact, ReadsUnwritten, Tangled, Term, draw_of, locate
+from .errors import RecordError
+from .program import Exact, Played, PlayedExact, PlayedOp, Ref, Step
+from .region import Box
+from .tape import Node, Tape
+
+
+@dataclass
+class _Cut:
+    """The exact state of an owner before node number `before`."""
+
+    before: int
+    name: str
+    view: Ref
+    terms: list[Term]
+
+
+@dataclass(frozen=True)
+class DrawUse:
+    """A random node that a slice draws from, as elements `region` of the owner `name`."""
+
+    name: str
+    node: Node
+    region: Box | None
+
+
+@dataclass
+class Slice:
+    played: Played
+    outs: list[Ref]
+    draws: list[DrawUse] = field(default_factory=list)
+
+
+class Refused(RecordError):
+    """A slice that cannot be played, because of `node`."""
+
+    def __init__(self, node: Node, why: str) -> None:
+        self.where = f"{_shown(node)} at {node.line}"
+        super().__init__(f"{self.where}: {why}")
+
+
+_Item = Node | _Cut
+
+
+def _time(item: _Item) -> float:
+    return item.index if isinstance(item, Node) else item.before - 0.5
+
+
+class Slicer:
+    """owners: the named tensors of each storage. Without any, every random node is refused."""
+
+    def __init__(self, tape: Tape, owners: Mapping[int, Sequence[tuple[str, Ref]]], deriver: Deriver) -> None:
+        self.tape, self.owners, self.deriver = tape, owners, deriver
+
+    def slice(self, targets: Sequence[Ref], before: int) -> Slice:
+        """What gives `targets` as they are before node number `before`. Raises Refused, ReadsUnwritten."""
+        items, draws, outside = self._collect(targets, before)
+        _check_draws(items, draws)
+        return _emit(self.tape, items, targets, before, draws, outside)
+
+    def _collect(self, targets: Sequence[Ref], before: int) -> tuple[list[_Item], list[DrawUse], set[int]]:
+        """The items in order, the draws, and the storages of which contents from before the tape are used."""
+        items: list[_Item] = []
+        outside: set[int] = set()
+        draws: list[DrawUse] = []
+        live: set[int] = set()
+        heap: list[tuple[int, int]] = []  # (-node number, entry of `queued`)
+        queued: dict[int, Node] = {}
+
+        def demand(storage: int, time: int) -> None:
+            if storage in live:
+                return
+            cut = self._cut(storage, time)
+            if cut is not None:
+                items.append(cut)
+                draws.extend(DrawUse(cut.name, t.node, t.step.region) for t in cut.terms if t.random)
+                return
+            live.add(storage)
+            writers = self.tape.writers(storage)
+            position = bisect.bisect_left(writers, time, key=lambda entry: entry[0].index)
+            if position:
+                node = writers[position - 1][0]
+                if node.index not in queued:
+                    queued[node.index] = node
+                    heapq.heappush(heap, (-node.index, node.index))
+            else:
+                outside.add(storage)
+
+        for ref in targets:
+            demand(ref.storage, before)
+        while heap:
+            node = queued[heapq.heappop(heap)[1]]
+            if node.info.deterministic and not node.info.label.startswith("init::"):
+                items.append(node)
+            else:
+                cut, use = self._draw(node)
+                items.append(cut)
+                draws.append(use)
+            for view in node.results():
+                if view.storage in live:
+                    live.discard(view.storage)
+                    if not self._hides(node, view):
+                        demand(view.storage, node.index)
+            for ref in node.reads:
+                demand(ref.storage, node.index)
+        return sorted(items, key=_time), draws, outside
+
+    def _hides(self, node: Node, view: Ref) -> bool:
+        """Whether nothing of the storage is left after this write."""
+        if any(ref is view for _, ref in node.fresh):
+            return True
+        whole = self.tape.num_bytes.get(view.storage) == view.numel() * view.dtype.itemsize
+        return node.info.overwrites and whole and not rg.overlaps_itself(view.sizes, view.strides)
+
+    def _owner(self, storage: int) -> tuple[str, Ref] | None:
+        """The one named tensor that is all of this storage."""
+        found = self.owners.get(storage, ())
+        return found[0] if len(found) == 1 else None
+
+    def _cut(self, storage: int, time: int) -> _Cut | None:
+        owner = self._owner(storage)
+        if owner is None or self.tape.num_bytes.get(storage) != owner[1].numel() * owner[1].dtype.itemsize:
+            return None
+        try:
+            terms = self.deriver.derive(owner[1], time, storage)
+        except (NotExact, ReadsUnwritten):
+            return None
+        if not any(term.random for term in terms):
+            return None  # nothing to key
+        steps = Exact(tuple(term.step for term in terms))
+        return _Cut(time, owner[0], owner[1], terms) if steps.covers(owner[1].sizes) else None
+
+    def _draw(self, node: Node) -> tuple[_Cut, DrawUse]:
+        """A random node in place on a named tensor, as a program of one step on it."""
+        draw = draw_of(node)
+        if draw is None:
+            raise Refused(node, "not supported yet")
+        (view,) = node.results()
+        owner = self._owner(view.storage)
+        if owner is None:
+            raise Refused(
+                node,
+                "random numbers that are not drawn in place on a parameter or buffer of the model, and that go through "
+                "other operations than moves, casts and arithmetic with numbers or reach several tensors, are not "
+                "supported yet",
+            )
+        region = locate(owner[1], view)
+        if region is Elsewhere or region is Tangled:
+            raise Refused(node, f"random numbers on a view that is no box of {owner[0]} are not supported yet")
+        term = Term(Step(*draw, region), node)  # type: ignore[arg-type]
+        return _Cut(node.index, owner[0], owner[1], [term]), DrawUse(owner[0], node, region)  # type: ignore[arg-type]
+
+
+def _shown(node: Node) -> str:
+    return f"torch.nn.init.{node.info.name}" if node.info.label.startswith("init::") else node.info.label
+
+
+def _check_draws(items: Sequence[_Item], draws: Sequence[DrawUse]) -> None:
+    """Two draws of one element are the same numbers in the stream: refused where values of both are used."""
+    first: dict[tuple[str, int], DrawUse] = {}
+    by_owner: dict[str, list[DrawUse]] = {}
+    for use in draws:
+        if (use.name, use.node.index) not in first:
+            first[use.name, use.node.index] = use
+            by_owner.setdefault(use.name, []).append(use)
+    for name, uses in by_owner.items():
+        uses.sort(key=lambda use: use.node.index)
+        for position, later in enumerate(uses):
+            for earlier in uses[:position]:
+                apart = (
+                    earlier.region is not None
+                    and later.region is not None
+                    and rg.intersect(earlier.region, later.region) is None
+                )
+                if not apart and _escapes(items, earlier.node, later.node):
+                    raise Refused(
+                        later.node,
+                        f"{name} was drawn before, at {earlier.node.line}, and both draws are used; not supported yet",
+                    )
+
+
+def _escapes(items: Sequence[_Item], earlier: Node, later: Node) -> bool:
+    """Whether something between two draws on a tensor carries values of the first to another storage."""
+    for item in items:
+        if isinstance(item, Node) and earlier.index < item.index <= later.index:
+            written = {ref.storage for ref in item.results()}
+            if any(ref.storage not in written for ref in item.reads):
+                return True
+    return False
+
+
+class _Coverage:
+    """Which elements of the storages of a slice nothing has written yet."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, tuple[Ref, list[Box]]] = {}
+        self._unsure: set[int] = set()
+        self.check_unwritten = False
+
+    def born(self, ref: Ref) -> None:
+        self._left[ref.storage] = (ref, [rg.full_box(ref.sizes)])
+        self._unsure.discard(ref.storage)
+
+    def written(self, view: Ref, *, whole: bool = False, sure: bool = True) -> None:
+        entry = self._left.get(view.storage)
+        if entry is None:
+            return
+        ref, left = entry
+        where = locate(ref, view)
+        if whole or (sure and where is None):
+            del self._left[view.storage]
+        elif where is Tangled or (not sure and where is not Elsewhere):
+            self._unsure.add(view.storage)
+        elif where is not Elsewhere:
+            left = [rest for piece in left for rest in rg.subtract(piece, where)]  # type: ignore[arg-type]
+            if left:
+                self._left[view.storage] = (ref, left)
+            else:
+                del self._left[view.storage]
+
+    def reads_unwritten(self, view: Ref) -> bool:
+        """Whether a read of view meets unwritten elements; where that depends on values, the played program checks."""
+        entry = self._left.get(view.storage)
+        if entry is None or not view.numel():
+            return False
+        ref, left = entry
+        where = locate(ref, view)
+        if where is Elsewhere:
+            return False
+        if where is not Tangled and where is not None:
+            left = [piece for piece in left if rg.intersect(piece, where) is not None]  # type: ignore[arg-type]
+        if not left:
+            return False
+        if view.storage in self._unsure or where is Tangled:
+            self.check_unwritten = True
+            return False
+        return True
+
+
+def _emit(
+    tape: Tape, items: Sequence[_Item], targets: Sequence[Ref], before: int, draws: list[DrawUse], outside: set[int]
+) -> Slice:
+    numbers: dict[int, int] = {}
+    num_bytes: list[int] = []
+    constants: dict[int, Any] = {}
+    coverage = _Coverage()
+    ops: list[PlayedOp | PlayedExact] = []
+
+    def local(ref: Ref, time: float, *, made_here: bool = False) -> Ref:
+        number = numbers.get(ref.storage)
+        if number is None:
+            number = numbers[ref.storage] = len(numbers)
+            num_bytes.append(tape.num_bytes[ref.storage])
+            constant = tape.constant(ref.storage, int(time)) if ref.storage in outside else None
+            if constant is not None:
+                constants[number] = constant.data
+            elif not made_here:
+                coverage.born(ref)
+        return Ref(number, ref.offset, ref.sizes, ref.strides, ref.dtype)
+
+    for item in items:
+        if isinstance(item, _Cut):
+            program = Exact(tuple(term.step for term in item.terms))
+            ops.append(PlayedExact(item.name, local(item.view, item.before), program))
+            for term in item.terms:
+                coverage.written(item.view.sub_view(term.step.region))
+            continue
+        if item.info.is_empty:
+            for _, ref in item.fresh:
+                local(ref, item.index, made_here=True)
+                coverage.born(ref)
+            continue
+        mutated = set(item.writes)
+        for ref in item.reads:
+            local(ref, item.index)
+            if not (item.info.scatters and ref in mutated) and coverage.reads_unwritten(ref):
+                raise ReadsUnwritten(item)
+        fresh = tuple((index, local(ref, item.index, made_here=True)) for index, ref in item.fresh)
+        translate: Callable[[Ref], Ref] = lambda ref, time=item.index: local(ref, time)  # type: ignore[misc] # noqa: E731
+        args = map_refs(translate, item.args)
+        kwargs = tuple((key, map_refs(translate, value)) for key, value in item.kwargs.items())
+        for ref in item.writes:
+            coverage.written(ref, sure=not item.info.scatters)
+        ops.append(PlayedOp(item.info.label, args, kwargs, fresh))
+    outs = [local(ref, before) for ref in targets]
+    for ref in targets:
+        if coverage.reads_unwritten(ref):
+            raise UnwrittenAtEnd
+    played = Played(tuple(ops), outs[0], tuple(num_bytes), constants, coverage.check_unwritten)
+    return Slice(played, outs, draws)
+
+
+class UnwrittenAtEnd(Exception):
+    """Some elements of the target itself were never written."""
+
+
+def map_refs(function: Callable[[Ref], Any], value: Any) -> Any:
+    if isinstance(value, Ref):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(map_refs(function, item) for item in value)
+    return value

@@ -1,0 +1,256 @@
+"""A model's tensors as init code should see them: plain meta tensors of global shape, whatever holds them now.
+
+`tensors_of` says what each module has, through FSDP1 flat parameters too. `stand_ins` swaps meta tensors of those
+shapes into the modules, ties kept, for as long as init code runs, and puts everything back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn as nn
+
+from .errors import RecordError
+from .modes import Recorder
+from .program import Ref
+from .recording import Kind, ModuleRecord, TensorRecord, is_lazy, own_tensors, record_of
+
+# Set by transformers on what it has initialised; init code then does nothing.
+_DONE_FLAG = "_is_hf_initialized"
+
+
+@dataclass(eq=False)
+class ModelTensor:
+    """One name of a tensor. tied: equal for names of one tensor as the model holds it now. known: what a recording
+    says about it. current: the registered tensor, if it is one of its own (not part of a flat parameter)."""
+
+    module: nn.Module
+    name: str
+    kind: Kind
+    persistent: bool
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    tied: Any
+    known: TensorRecord | None
+    current: torch.Tensor | None
+    requires_grad: bool = False
+
+
+def flat_parameters(model: nn.Module) -> list[Any]:
+    """The FSDP1 flat parameters of a model."""
+    handles: list[Any] = [getattr(module, "_handle", None) for module in model.modules()]
+    flat = [handle.flat_param for handle in handles if hasattr(handle, "flat_param")]
+    return list({id(one): one for one in flat if hasattr(one, "_param_infos")}.values())
+
+
+def _in_flat_parameters(model: nn.Module) -> dict[tuple[int, str], tuple[nn.Module, Any, tuple[int, ...], Any]]:
+    """(id of module, name) -> (module, tie key, global shape, flat parameter) of what FSDP1 has flattened."""
+    found: dict[tuple[int, str], tuple[nn.Module, Any, tuple[int, ...], Any]] = {}
+    for flat in flat_parameters(model):
+        for (name, module, _), shape, extension in zip(
+            flat._param_infos, flat._shapes, flat._param_extensions, strict=True
+        ):
+            # Under TP the flat parameter holds a DTensor's local tensor; the extension keeps its spec.
+            whole = getattr(extension, "shape", None)
+            whole = shape if whole is None else whole
+            found[id(module), name] = (module, ("flat", id(module), name), tuple(whole), flat)
+        for shared in flat._shared_param_infos:
+            first = found[id(shared.prim_module), shared.prim_param_name]
+            found[id(shared.module), shared.param_name] = (shared.module, *first[1:])
+    return found
+
+
+def tensors_of(model: nn.Module) -> list[ModelTensor]:
+    """Every parameter and buffer of every module, once for each module and name."""
+    flattened = _in_flat_parameters(model)
+    flat_ids = {id(flat) for flat in flat_parameters(model)}
+    names_in_flat: dict[int, list[str]] = {}
+    for module_id, name in flattened:
+        names_in_flat.setdefault(module_id, []).append(name)
+    found = []
+    for module in model.modules():
+        record = record_of(module)
+        for name in names_in_flat.get(id(module), ()):
+            _, tied, shape, flat = flattened[id(module), name]
+            known = _known(record, name)
+            found.append(
+                ModelTensor(
+                    module, name, "parameter", True, shape, flat.dtype, tied, known, None, bool(flat.requires_grad)
+                )
+            )
+        for name, tensor, kind, persistent in own_tensors(module):
+            if (id(module), name) in flattened or id(tensor) in flat_ids:
+                continue
+            where = f"{type(module).__name__}.{name}"
+            if is_lazy(tensor):
+                raise RecordError(f"{where} is lazy and has no shape yet: run the model once first, on meta if need be")
+            known = _known(record, name)
+            if hasattr(tensor, "ds_shape"):
+                if known is None:
+                    raise RecordError(f"{where} is a DeepSpeed ZeRO-3 parameter: build the model inside recording()")
+            elif known is not None and known.ref.sizes != tuple(tensor.shape):
+                known = None  # replaced since (a resized embedding): what was recorded is of another tensor
+            found.append(
+                ModelTensor(
+                    module,
+                    name,
+                    kind,
+                    persistent,
+                    tuple(tensor.shape),
+                    tensor.dtype,
+                    _geometry(tensor),
+                    known,
+                    tensor,
+                    tensor.requires_grad,
+                )
+            )
+    return found
+
+
+def _known(record: ModuleRecord | None, name: str) -> TensorRecord | None:
+    return record.tensors.get(name) if record is not None else None
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+def _geometry(tensor: torch.Tensor) -> Any:
+    """Equal for two registrations of the same elements."""
+    if not is_plain(tensor):
+        return id(tensor)
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        return id(tensor)
+    return storage._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+class _Maker:
+    """Makes the stand-ins: one storage for each storage, one tensor for each tensor."""
+
+    def __init__(self, recorder: Recorder, num_bytes: dict[int, int]) -> None:
+        self.recorder, self.num_bytes = recorder, num_bytes
+        self._storages: dict[Any, torch.UntypedStorage] = {}
+        self._tensors: dict[Any, torch.Tensor] = {}
+
+    def make(self, one: ModelTensor) -> torch.Tensor:
+        key = one.known.ref if one.known is not None else one.tied
+        key = (key, one.kind)
+        if key not in self._tensors:
+            self._tensors[key] = self._new(one)
+        return self._tensors[key]
+
+    def _new(self, one: ModelTensor) -> torch.Tensor:
+        known = one.known.ref if one.known is not None else None
+        if known is not None and known.numel():
+            # Recorded tensors keep their layout: views of one storage stay views of one storage.
+            storage = self._storage(known.storage, self.num_bytes[known.storage])
+            self.recorder.writer.adopt(storage, known.storage)
+            tensor = _viewed(storage, known)
+        elif one.current is not None and is_plain(one.current) and one.current.numel():
+            current = one.current.untyped_storage()
+            storage = self._storage(("now", current._cdata), current.nbytes())
+            place = Ref(0, int(one.current.storage_offset()), one.shape, one.current.stride(), one.dtype)
+            tensor = _viewed(storage, place)
+        else:
+            tensor = torch.empty(one.shape, dtype=one.dtype, device="meta")
+        if one.kind == "parameter":
+            differentiable = tensor.is_floating_point() or tensor.is_complex()
+            tensor = nn.Parameter(tensor, requires_grad=one.requires_grad and differentiable)
+        if one.current is not None:  # attributes that init code looks at
+            for name, value in one.current.__dict__.items():
+                if name != _DONE_FLAG:
+                    tensor.__dict__.setdefault(name, value)
+        return tensor
+
+    def _storage(self, key: Any, num_bytes: int) -> torch.UntypedStorage:
+        if key not in self._storages:
+            self._storages[key] = torch.UntypedStorage(num_bytes, device="meta")
+        return self._storages[key]
+
+
+def _viewed(storage: torch.UntypedStorage, ref: Ref) -> torch.Tensor:
+    empty = torch.empty(0, dtype=ref.dtype, device="meta")
+    return empty.set_(storage, ref.offset, ref.sizes, ref.strides)  # type: ignore[call-overload]
+
+
+@contextlib.contextmanager
+def stand_ins(
+    model: nn.Module, tensors: list[ModelTensor], recorder: Recorder, num_bytes: dict[int, int]
+) -> Iterator[dict[tuple[int, str], torch.Tensor]]:
+    """Meta stand-ins in the model's modules: (id of module, name) -> stand-in. All that init code does to the modules
+    themselves (attributes, registrations, flags) is undone at the end, and after an exception."""
+    modules = list(model.modules())
+    saved = [_save(module) for module in modules]
+    undo_apply = _plain_apply(modules)
+    maker = _Maker(recorder, num_bytes)
+    made: dict[tuple[int, str], torch.Tensor] = {}
+    try:
+        for one in tensors:
+            made[id(one.module), one.name] = maker.make(one)
+        flat_ids = {id(flat) for flat in flat_parameters(model)}
+        for module in modules:
+            for name in [name for name, value in module._parameters.items() if id(value) in flat_ids]:
+                del module._parameters[name]
+            module.__dict__.pop(_DONE_FLAG, None)
+        for one in tensors:
+            registry: dict[str, Any] = one.module._parameters if one.kind == "parameter" else one.module._buffers
+            one.module.__dict__.pop(one.name, None)  # FSDP1 leaves views there that would hide the parameter
+            registry[one.name] = made[id(one.module), one.name]
+        for module in modules:
+            if isinstance(module, nn.RNNBase):
+                weights = [module._parameters.get(name) for name in module._flat_weights_names]
+                module.__dict__["_flat_weights"] = weights
+        yield made
+    finally:
+        undo_apply()
+        for module, state in zip(modules, saved, strict=True):
+            _restore(module, state)
+
+
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+
+def _save(module: nn.Module) -> tuple[dict[str, Any], list[dict[str, Any]], set[str]]:
+    return dict(module.__dict__), [dict(module.__dict__[key]) for key in _REGISTRIES], set(
+        module._non_persistent_buffers_set
+    )
+
+
+def _restore(module: nn.Module, state: tuple[dict[str, Any], list[dict[str, Any]], set[str]]) -> None:
+    attributes, registries, non_persistent = state
+    module.__dict__.clear()
+    module.__dict__.update(attributes)
+    for key, entries in zip(_REGISTRIES, registries, strict=True):
+        registry = module.__dict__[key]
+        registry.clear()
+        registry.update(entries)
+    module._non_persistent_buffers_set.clear()
+    module._non_persistent_buffers_set.update(non_persistent)
+
+
+def _plain_apply(modules: list[nn.Module]) -> Any:
+    """FSDP1's Module.apply gathers the real parameters first; on stand-ins it must be the ordinary one."""
+    classes: set[Any] = {
+        cls
+        for module in modules
+        for cls in type(module).__mro__
+        if cls.__name__ == "FullyShardedDataParallel" and cls.__module__.startswith("torch.") and "apply" in vars(cls)
+    }
+    before = [(cls, vars(cls)["apply"]) for cls in classes]
+    for cls in classes:
+        cls.apply = nn.Module.apply
+
+    def undo() -> None:
+        for cls, apply in before:
+            cls.apply = apply
+
+    return undo
