@@ -1,5 +1,7 @@
 """Bad input: each a TypeError or ValueError that says what must hold and what came, and the tensor is unchanged."""
 
+# ruff: noqa: E501  (the table below keeps a case on a line)
+
 from __future__ import annotations
 
 import math
@@ -35,7 +37,7 @@ CALLS: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
     (lambda t: normal(t, None), T, "normal_: std must be a real number, got None (NoneType)"),
     (lambda t: normal(t, torch.ones(())), T, "normal_: std must be a real number, got tensor(1.) (Tensor)"),
     (lambda t: normal(t, 1j), T, "normal_: std must be a real number, got 1j (complex)"),
-    (lambda t: normal(t, 10**400), V, "normal_: std must fit in a float, got an int of 1329 bits"),
+    (lambda t: normal(t, 10**400), V, "normal_: std must fit in a float, got an int beyond its range"),
     (lambda t: normal(t, np.bool_(True)), T, "normal_: std must be a real number"),
     (lambda t: normal(t, mean=NAN), V, "normal_: mean must not be NaN"),
     (lambda t: normal(t, mean=-INF), V, "normal_: mean must be finite, got -inf"),
@@ -49,7 +51,11 @@ CALLS: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
     (lambda t: trunc(t, 1e-50), V, "trunc_normal_: std must be finite and > 0, got 1e-50"),
     (lambda t: trunc(t, a=2.0, b=-2.0), V, "trunc_normal_: a must be <= b, got a=2.0, b=-2.0"),
     (lambda t: trunc(t, a=NAN), V, "trunc_normal_: a must not be NaN"),
-    (lambda t: trunc(t, a=13.0, b=14.0), V, "trunc_normal_: [a, b] must come within 12 std of the mean, got [13.0, 14.0]"),
+    (
+        lambda t: trunc(t, a=13.0, b=14.0),
+        V,
+        "trunc_normal_: [a, b] must come within 12 std of the mean, got [13.0, 14.0]",
+    ),
     (lambda t: trunc(t, a=-INF, b=-13.0), V, "trunc_normal_: [a, b] must come within 12 std"),
     (lambda t: trunc(t, a=INF, b=INF), V, "trunc_normal_: [a, b] must come within 12 std"),
     (lambda t: normal(t, seed=2**64), V, f"seed must be in [-2^63, 2^64), got {2**64}"),
@@ -66,27 +72,67 @@ CALLS: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
     (lambda t: normal(t, tensor_id="w", draw=-1), V, "tensor_id: draw must be in [0, 2^64), got -1"),
     (lambda t: normal(t, draw=False), T, "normal_: draw must be an int, got False (bool)"),
     (lambda t: normal(t, offset=-1), V, "normal_: offset must be >= 0, got -1"),
-    (lambda t: normal(t, offset=2**63 - 23), V, f"normal_: offset + elements must be at most 2^63, got {2**63 - 23} + 24"),
+    (
+        lambda t: normal(t, offset=2**63 - 23),
+        V,
+        f"normal_: offset + elements must be at most 2^63, got {2**63 - 23} + 24",
+    ),
     (lambda t: normal(t, offset=1.0), T, "normal_: offset must be an int, got 1.0 (float)"),
     (lambda t: normal(t, offset=True), T, "normal_: offset must be an int, got True (bool)"),
     (lambda t: normal(t, offset=(0, 0)), V, "normal_: an offset of coordinates needs global_shape, got offset=(0, 0)"),
-    (lambda t: normal(t, offset=(0, 1), global_shape=(4, 6)), V, "normal_: the box must lie inside global_shape [4, 6], got offset 1"),
-    (lambda t: normal(t, offset=(0,), global_shape=(4, 6)), V, "normal_: offset, global_shape and tensor must have as many dimensions"),
+    (
+        lambda t: normal(t, offset=(0, 1), global_shape=(4, 6)),
+        V,
+        "normal_: the box must lie inside global_shape [4, 6], got offset 1",
+    ),
+    (
+        lambda t: normal(t, offset=(0,), global_shape=(4, 6)),
+        V,
+        "normal_: offset, global_shape and tensor must have as many dimensions",
+    ),
     (lambda t: normal(t, offset=(0, -1), global_shape=(4, 6)), V, "normal_: offset[1] must be >= 0, got -1"),
-    (lambda t: normal(t, offset=(0, 0.0), global_shape=(4, 6)), T, "normal_: offset[1] must be an int, got 0.0 (float)"),
-    (lambda t: normal(t, offset=3, global_shape=(4, 6)), V, "normal_: offset + elements must be at most the 24 of global_shape [4, 6], got 3 + 24"),
-    (lambda t: normal(t, offset=(0, 0), global_shape=(2**40, 2**40)), V, "normal_: global_shape must hold at most 2^63 elements"),
-    (lambda t: normal(t, offset=0, global_shape=24), T, "normal_: global_shape must be a sequence of ints, got 24 (int)"),
-    (lambda t: normal(t.int()), T, "normal_: dtype must be one of float64, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2, got torch.int32"),
+    (
+        lambda t: normal(t, offset=(0, 0.0), global_shape=(4, 6)),
+        T,
+        "normal_: offset[1] must be an int, got 0.0 (float)",
+    ),
+    (
+        lambda t: normal(t, offset=3, global_shape=(4, 6)),
+        V,
+        "normal_: offset + elements must be at most the 24 of global_shape [4, 6], got 3 + 24",
+    ),
+    (
+        lambda t: normal(t, offset=(0, 0), global_shape=(2**40, 2**40)),
+        V,
+        "normal_: global_shape must hold at most 2^63 elements",
+    ),
+    (
+        lambda t: normal(t, offset=0, global_shape=24),
+        T,
+        "normal_: global_shape must be a sequence of ints, got 24 (int)",
+    ),
+    (
+        lambda t: normal(t.int()),
+        T,
+        "normal_: dtype must be one of float64, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2, got torch.int32",
+    ),
     (lambda t: normal(t.bool()), T, "got torch.bool"),
     (lambda t: normal(t.to(torch.complex64)), T, "got torch.complex64"),
     (lambda t: bits(t), T, "random_bits_: dtype must be one of int32, uint32, int64, uint64, got torch.float32"),
     (lambda t: normal(t.to_sparse()), V, "normal_: tensor must be strided, got layout torch.sparse_coo"),
-    (lambda t: normal(t[0].expand(3, 6)), V, "normal_: elements must not share memory (an expanded or overlapping view?), got shape [3, 6], strides [0, 1]"),
+    (
+        lambda t: normal(t[0].expand(3, 6)),
+        V,
+        "normal_: elements must not share memory (an expanded or overlapping view?), got shape [3, 6], strides [0, 1]",
+    ),
     (lambda t: normal(t.as_strided((3, 6), (3, 1))), V, "normal_: elements must not share memory"),
     (lambda t: normal(t.to("meta")), V, "normal_: tensor must hold memory, got one on meta"),
     (lambda t: normal(t.tolist()), T, "normal_: tensor must be a torch.Tensor or numpy.ndarray, got list"),
-    (lambda t: normal(t.as_subclass(_Subclass)), T, "normal_: tensor must be a plain torch.Tensor, Parameter or DTensor, got _Subclass"),
+    (
+        lambda t: normal(t.as_subclass(_Subclass)),
+        T,
+        "normal_: tensor must be a plain torch.Tensor, Parameter or DTensor, got _Subclass",
+    ),
 ]
 
 
@@ -109,9 +155,9 @@ def test_error_arrays() -> None:
         normal(readonly)
     with pytest.raises(TypeError, match="array must be in native byte order, got dtype >f4"):
         normal(np.full(4, 7.0, ">f4"))
-    with pytest.raises(TypeError, match="dtype must be one of .*, got complex64"):
+    with pytest.raises(TypeError, match=r"dtype must be one of .*, got complex64"):
         normal(np.zeros(4, np.complex64))
-    with pytest.raises(TypeError, match="dtype must be one of .*, got object"):
+    with pytest.raises(TypeError, match=r"dtype must be one of .*, got object"):
         normal(np.zeros(4, object))
     record = np.zeros(4, [("a", "f4"), ("b", "i2")])
     with pytest.raises(ValueError, match="strides must be whole elements of 4 bytes"):

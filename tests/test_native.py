@@ -45,7 +45,9 @@ def test_soft_fma_fp64_is_exact() -> None:
     # Half of the addends lie near -a*b, where everything cancels.
     with np.errstate(all="ignore"):
         near = -a * b
-        c[::2] = np.where(np.isfinite(near[::2]), np.nextafter(near[::2], rng.choice([-np.inf, np.inf], count // 2)), c[::2])
+        c[::2] = np.where(
+            np.isfinite(near[::2]), np.nextafter(near[::2], rng.choice([-np.inf, np.inf], count // 2)), c[::2]
+        )
     for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True):
         assert _same(_native.soft_fma(x, y, z), _exact_fma(x, y, z)), (x.hex(), y.hex(), z.hex())
     specials = [0.0, -0.0, 5e-324, -5e-324, 2.0**-1022, 1.0, -1.0, 1.7976931348623157e308, -1.7976931348623157e308]
@@ -115,7 +117,9 @@ def test_normal_of_hard_words_equals_the_reference(isa: str, bits: int) -> None:
         assert_bitwise_equal(result.view(unsigned), wanted.view(unsigned), f"{isa} {side}")
 
 
-@pytest.mark.parametrize("interval", [(-2.0, 2.0), (-1.0, 0.5), (5.0, 6.0), (12.0, math.inf), (-math.inf, 8.0), (5.0, 5.001)])
+@pytest.mark.parametrize(
+    "interval", [(-2.0, 2.0), (-1.0, 0.5), (5.0, 6.0), (12.0, math.inf), (-math.inf, 8.0), (5.0, 5.001)]
+)
 @pytest.mark.parametrize("bits", [32, 64])
 def test_trunc_normal_of_hard_words_equals_the_reference(isa: str, bits: int, interval: tuple[float, float]) -> None:
     words = _words(np.random.default_rng(10), bits)

@@ -1,7 +1,8 @@
 """init_model_ on shards, end to end: each rank's memory equals what the framework itself makes of the unsharded model.
 
-Truth is the unsharded model, initialised in one piece and then sharded by the framework; ours is the same model sharded on meta
-and initialised where it lies. Every rank of every world runs the real sharding code (fake process group, one forked process a rank).
+Truth is the unsharded model, initialised in one piece and then sharded by the framework; ours is the same model sharded
+on meta and initialised where it lies. Every rank of every world runs the real sharding code (fake process group, one
+forked process a rank).
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ def test_fsdp2_over_tensor_parallel(mesh_shape: tuple[int, int], dim: int) -> No
     ) - 2 * (mesh_shape == (2, 2))
 
 
-# ---- FSDP1 ------------------------------------------------------------------------------------------------------------
+# ---- FSDP1 --------------------------------------------------------------------------------------------------------
 
 
 def wrap_fsdp1(model: nn.Module, strategy: str, use_orig_params: bool, **kwargs: object) -> FullyShardedDataParallel:

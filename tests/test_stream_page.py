@@ -21,7 +21,9 @@ def _constants(path: Path) -> set[float]:
     return {float.fromhex(text) for text in HEX_FLOAT.findall(path.read_text())}
 
 
-@pytest.mark.parametrize("sources", [("csrc/transform.h", "csrc/params.cpp"), ("torch_shardinit/_tables.py", "torch_shardinit/reference.py")])
+@pytest.mark.parametrize(
+    "sources", [("csrc/transform.h", "csrc/params.cpp"), ("torch_shardinit/_tables.py", "torch_shardinit/reference.py")]
+)
 def test_every_constant_of_the_page_is_in_the_code(sources: tuple[str, ...]) -> None:
     page = _constants(ROOT / "docs" / "stream.md")
     assert len(page) > 90

@@ -1,4 +1,4 @@
-"""Strides, boxes and memory: each element of any view has the value of its global index, and nothing else is touched."""
+"""Strides, boxes and memory: a view's elements have the values of their global indices, nothing else is touched."""
 
 from __future__ import annotations
 

@@ -54,9 +54,15 @@ class _Filler:
         self.pieces: list[NativePiece] = []
         self.copies: list[Callable[[], None]] = []
 
-    def add_exact(self, entry: Entry, program: Exact, view: torch.Tensor, boxes: list[tuple[region.Box, torch.Tensor]] | None,
-                  place: Place) -> None:
-        """One local view. boxes: the view cut to boxes of the tensor, or None where every step is on the whole tensor."""
+    def add_exact(
+        self,
+        entry: Entry,
+        program: Exact,
+        view: torch.Tensor,
+        boxes: list[tuple[region.Box, torch.Tensor]] | None,
+        place: Place,
+    ) -> None:
+        """One local view. boxes: the view cut to boxes of the tensor; None where all steps are on the whole tensor."""
         if view.numel() == 0:
             return
         if boxes is None:
@@ -97,7 +103,9 @@ def _has_regions(program: Exact) -> bool:
     return any(step.region is not None for step in program.steps)
 
 
-def _boxes_of(view: torch.Tensor, offset: int | tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[region.Box, torch.Tensor]]:
+def _boxes_of(
+    view: torch.Tensor, offset: int | tuple[int, ...], shape: tuple[int, ...]
+) -> list[tuple[region.Box, torch.Tensor]]:
     """A local view as boxes of the tensor, each with the part of the view that holds it."""
     if not isinstance(offset, int):
         return [(region.box_at(offset, view.shape), view)]
@@ -132,7 +140,9 @@ def _check_view(what: str, entry: Entry, view: torch.Tensor) -> None:
         check_tensor(what, view)
 
 
-def _entries_of(plan: Plan, pieces: list[Piece], rename: Rename | None, keep: tuple[str, ...]) -> list[tuple[Piece, Entry]]:
+def _entries_of(
+    plan: Plan, pieces: list[Piece], rename: Rename | None, keep: tuple[str, ...]
+) -> list[tuple[Piece, Entry]]:
     """The Plan's entry of each piece that is to be filled; every name is looked at before anything is written."""
     found = []
     unknown: list[str] = []
@@ -159,14 +169,15 @@ def _entries_of(plan: Plan, pieces: list[Piece], rename: Rename | None, keep: tu
             found.append((one, entry))
     if unknown:
         raise ValueError(
-            f"the Plan must know every tensor of the model, got {len(unknown)} that it lacks: {', '.join(unknown[:20])}. "
+            f"the Plan must know every tensor of the model, got {len(unknown)} that it lacks: "
+            f"{', '.join(unknown[:20])}. "
             "Give rename= where the model is a part of the recorded one, or keep= to leave them alone."
         )
     if unwritten:
         listed = "; ".join(f"{name} ({reason})" for name, reason in sorted(unwritten.items()))
         raise UninitializedError(
-            f"no recorded code initialises {len(unwritten)} tensors: {listed}. Build the model inside recording(), pass an "
-            "init_fn that writes them, or name them in keep= to leave them alone."
+            f"no recorded code initialises {len(unwritten)} tensors: {listed}. Build the model inside recording(), "
+            "pass an init_fn that writes them, or name them in keep= to leave them alone."
         )
     return found
 
@@ -192,7 +203,9 @@ def _add(filler: _Filler, entry: Entry, what: str, targets: list[tuple[torch.Ten
         filler.copies.append(copy)
 
 
-def apply_plan(plan: Plan, model: torch.nn.Module, seed: int | None, rename: Rename | None, keep: Sequence[str]) -> None:
+def apply_plan(
+    plan: Plan, model: torch.nn.Module, seed: int | None, rename: Rename | None, keep: Sequence[str]
+) -> None:
     """Fills what this rank holds of the model's tensors; see Plan.apply_."""
     patterns = check_patterns(keep)
     key = resolve_seed(seed, warn_for="apply_")
@@ -233,7 +246,13 @@ def fill_named(
             return tensor  # this rank is not in the DTensor's mesh and holds nothing of it
         view, _, offset = located
     view = view.detach()
-    corner = (0,) * len(entry.shape) if offset is None and view.dim() == len(entry.shape) else 0 if offset is None else offset
+    corner = (
+        (0,) * len(entry.shape)
+        if offset is None and view.dim() == len(entry.shape)
+        else 0
+        if offset is None
+        else offset
+    )
     place_of("fill_", tuple(view.shape), corner, entry.shape)
     if isinstance(corner, int):
         view = view.view(-1)  # a run, whatever its shape

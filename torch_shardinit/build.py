@@ -11,8 +11,8 @@ from .stream import STREAM_VERSION
 
 
 def build_info() -> dict[str, Any]:
-    """The build as a dictionary: stream (version), compiler, isas (that this processor can run), isa (in use), cuda (False:
-    this build has no CUDA kernels), torch (version)."""
+    """The build as a dictionary: stream (version), compiler, isas (that this processor can run), isa (in use), cuda
+    (False: this build has no CUDA kernels), torch (version)."""
     return {
         "stream": STREAM_VERSION,
         "compiler": _native.COMPILER,

@@ -121,7 +121,7 @@ class Decoder(nn.Module):
         # Each block adds twice to the residual stream.
         std = 0.02 / math.sqrt(2 * self.config.num_layers)
         for block in self.blocks:
-            block.init_weights(std)
+            block.init_weights(std)  # type: ignore[operator]
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """The logits, (batch, length, vocab_size); with targets, (batch, length), the mean loss."""

@@ -143,6 +143,7 @@ class Deriver:
         if not ref.dtype.is_floating_point:
             raise NotExact(None, f"dtype {ref.dtype}")
         parts: list[list[Term]] = []
+        num_terms = 0
         writers = self.tape.writers(ref.storage)
         stop = bisect.bisect_left(writers, before, key=lambda entry: entry[0].index)
         for node, view in reversed(writers[:stop] if stop < len(writers) else writers):
@@ -155,6 +156,9 @@ class Deriver:
                 break
             terms, overwrites = self._of_node(node, view, ref, where, own)  # type: ignore[arg-type]
             parts.append(terms)
+            num_terms += len(terms)
+            if num_terms > _MAX_STEPS:
+                raise NotExact(node, f"more than {_MAX_STEPS} steps")
             if overwrites and where is None:
                 break
         else:
@@ -164,8 +168,6 @@ class Deriver:
                 step = Step("fill", (self._uniform_constant(constant.data, ref, raise_for),))
                 parts.append([Term(step, _NOWHERE)])
         terms = [term for part in reversed(parts) for term in part]
-        if len(terms) > _MAX_STEPS:
-            raise NotExact(terms[-1].node, f"more than {_MAX_STEPS} steps")
         _check_reads(terms, ref.sizes)
         return [terms[index] for index in live_steps([term.step for term in terms], ref.sizes)]
 

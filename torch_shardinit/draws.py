@@ -27,7 +27,7 @@ def real_number(value: object, what: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{what} must fit in a float, got an int of {int(value).bit_length()} bits") from None
+        raise ValueError(f"{what} must fit in a float, got an int beyond its range") from None
 
 
 class _Parameters:
@@ -123,6 +123,7 @@ def check_draw(distribution: str, params: tuple[object, ...], dtype: str, functi
         function: what the caller is called, for messages.
 
     Raises:
-        TypeError, ValueError: a parameter is not what docs/stream.md asks for; the message says what must hold and what came.
+        TypeError, ValueError: a parameter is not what docs/stream.md asks for; the message says what must hold and
+            what came.
     """
     return _CHECKS[distribution](_Parameters(function, dtype), *params)

@@ -61,8 +61,8 @@ def init_model_(
     Args:
         model: built inside recording(), or with an ``init_fn``; wrapped in any way (DDP, FSDP1, FSDP2, ...).
         seed: int in [-2^63, 2^64); None is the process default (manual_seed).
-        init_fn: called with the model on meta stand-ins of global shape, after what recording() taped; ``reset_parameters``
-            is one.
+        init_fn: called with the model on meta stand-ins of global shape, after what recording() taped;
+            ``reset_parameters`` is one.
         rename: from a name in ``model`` to the name in the whole model, where this is a part of it.
         keep: glob patterns of tensors to leave alone.
         device: where tensors on meta get their memory first; ties are kept.
@@ -96,8 +96,8 @@ class _UnitInit:
         self.seed = seed
         self.rename = rename
         self.device = device
-        # FSDP passes modules without their names, so they are noted while the model is whole. Holding the modules keeps their
-        # ids theirs.
+        # FSDP passes modules without their names, so they are noted while the model is whole. Holding the modules keeps
+        # their ids theirs.
         self.modules = [(name, module) for name, module in walk_modules(model)]
         self.names: dict[int, str] = {}
         for name, module in self.modules:
@@ -108,7 +108,8 @@ class _UnitInit:
     def __call__(self, module: nn.Module) -> None:
         if id(module) not in self.names:
             raise ValueError(
-                f"param_init_fn: the module must be part of the model that it was made for, got a {type(module).__name__}"
+                "param_init_fn: the module must be part of the model that it was made for, got a "
+                f"{type(module).__name__}"
             )
         prefix = self.names[id(module)]
         registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
@@ -144,8 +145,8 @@ def param_init_fn(
 ) -> Callable[[nn.Module], None]:
     """A ``param_init_fn`` for FullyShardedDataParallel that fills each unit as FSDP materialises it.
 
-    FSDP materialises a unit whole on every rank; to hold no more than the shard, allocate only and call Plan.apply_ on the
-    wrapped model.
+    FSDP materialises a unit whole on every rank; to hold no more than the shard's values, allocate only and call
+    Plan.apply_ on the wrapped model.
 
     Args:
         model: the whole model, not wrapped yet, all of it on meta.

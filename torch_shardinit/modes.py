@@ -12,7 +12,7 @@ the tape when they are first used.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from .errors import RecordError
 from .program import Ref
-from .tape import InitFunctionInfo, OpInfo, Writer, user_line
+from .recorder import Recorder, flat_tensors, map_tensors, meta_twin, where
+from .tape import InitFunctionInfo, OpInfo
 
 _META = torch.device("meta")
 # Frames of these are recognised at their is_meta test, whatever name the user imported them by.
@@ -35,77 +36,6 @@ _INIT_FUNCTIONS: dict[CodeType, InitFunctionInfo] = {
 }
 # Operators that turn tensors into Python values.
 _TELLING = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "allclose"})
-
-
-def _where() -> str:
-    file, line = user_line()
-    return f"{file}:{line}"
-
-
-def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors among nested lists and tuples, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from flat_tensors(item)
-
-
-def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if type(value) in (list, tuple):
-        return type(value)(map_tensors(function, item) for item in value)
-    return value
-
-
-def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
-    """A meta tensor with a storage of its own and the geometry of `tensor`."""
-    storage = torch.UntypedStorage(tensor.untyped_storage().nbytes(), device="meta")
-    twin = torch.empty(0, dtype=tensor.dtype, device="meta")
-    return twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
-
-
-class Recorder:
-    """What the two modes share."""
-
-    def __init__(self) -> None:
-        self.writer = Writer()
-        self.explicit_cpu = False  # inside a call that names device="cpu"
-        self.literal = False  # inside torch.tensor(...), whose data nobody else holds
-        self.has_shared_constants = False
-        self._plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
-
-    def check_plain(self, tensor: torch.Tensor, info: OpInfo) -> None:
-        cls = type(tensor)
-        plain = self._plain_types.get(cls)
-        if plain is None:
-            plain = self._plain_types[cls] = cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-        if not plain:
-            raise RecordError(
-                f"{info.label} on a {cls.__name__} at {_where()}: only plain tensors can be recorded. Leave the "
-                "recording before the model is sharded (distribute_tensor, fully_shard, ...), or shard it first and "
-                "give the init code as record(model, init_fn), which runs on meta stand-ins of the whole tensors."
-            )
-        if tensor.layout is not torch.strided:
-            raise RecordError(
-                f"{info.label} at {_where()}: only torch.strided tensors can be recorded, got layout {tensor.layout}"
-            )
-
-    def values(self, tensors: list[torch.Tensor], what: str) -> list[torch.Tensor]:
-        """The values that tensors have now, as real tensors. RecordError where they are random or unwritten."""
-        from .play import values_now
-
-        refs = [self.writer.ref(tensor) for tensor in tensors]
-        return values_now(self.writer.tape, refs, self.writer.last_number + 1, f"{what} at {_where()}")
-
-    def refuse_random(self, tensor: torch.Tensor, what: str) -> None:
-        """Real tensors have values, but those of a recording must not depend on torch's generator."""
-        from .play import check_not_random
-
-        ref = self.writer.ref(tensor)
-        if self.writer.tape.writers(ref.storage):
-            check_not_random(self.writer.tape, [ref], self.writer.last_number + 1, f"{what} at {_where()}")
 
 
 class DispatchMode(TorchDispatchMode):
@@ -153,6 +83,7 @@ class DispatchMode(TorchDispatchMode):
             if any(tensor.device.type != "meta" for tensor in self._mutated(info, args, kwargs)):
                 result = self._run_on_values(func, info, args, kwargs)
             else:
+
                 def to_meta(t: torch.Tensor) -> torch.Tensor:
                     return t if t.device.type == "meta" else meta_twin(t)
 
@@ -216,7 +147,7 @@ class DispatchMode(TorchDispatchMode):
             if not isinstance(error, NotImplementedError) and "meta" not in str(error).lower():
                 raise
             if info.mutable:
-                raise RecordError(f"{info.label} at {_where()} cannot run on meta tensors: {error}") from error
+                raise RecordError(f"{info.label} at {where()} cannot run on meta tensors: {error}") from error
             try:
                 result = self._run_on_values(func, info, args, kwargs)
             except RecordError as refusal:
@@ -349,6 +280,17 @@ def _cuda(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return torch.Tensor.to(args[0], _META)
 
 
+def _deepcopy(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """copy.deepcopy of a real tensor copies its storage past the dispatcher: here it is a clone."""
+    tensor, memo = args
+    with torch._C.DisableTorchFunction():
+        plain = type(tensor) is torch.Tensor and tensor.device.type != "meta" and tensor.layout is torch.strided
+    if not plain or id(tensor) in memo or kwargs:
+        return func(*args, **kwargs)
+    memo[id(tensor)] = copied = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return copied
+
+
 def _out_of_torch(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """tolist, numpy and __array__; arrays are read-only."""
     tensor, rest = args[0], args[1:]
@@ -393,6 +335,7 @@ _HANDLERS: dict[Any, Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], 
     torch.tensor: _literal,
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
+    torch.Tensor.__deepcopy__: _deepcopy,
     torch.Tensor.tolist: _out_of_torch,
     torch.Tensor.numpy: _out_of_torch,
     torch.Tensor.__array__: _out_of_torch,

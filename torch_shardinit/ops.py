@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,10 +18,13 @@ from .stream import as_int, resolve_seed
 from .stream import tensor_id as id_of_name
 from .targets import Place, check_array, check_tensor, is_flat_parameter, place_of
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 T = TypeVar("T", torch.Tensor, np.ndarray)
 
-# torch sees the fills as one operator: it can be traced, and modes such as FakeTensorMode reach it. seed, tensor_id and start
-# cross the schema as two's complement, since its int is int64.
+# torch sees the fills as one operator: it can be traced, and modes such as FakeTensorMode reach it. seed, tensor_id and
+# start cross the schema as two's complement, since its int is int64.
 _LIBRARY = torch.library.Library("torch_shardinit", "DEF")
 _LIBRARY.define(
     "fill_(Tensor(a!) self, str distribution, float[] params, int seed, int tensor_id, int start, int[] steps) -> ()"
@@ -60,8 +63,8 @@ class _DefaultIdUses:
             if other_key == key and storage != other_storage and first <= last and place.start <= end:
                 self.warned = True
                 warnings.warn(
-                    f"{function}: a second fill left tensor_id out for the same seed and overlapping indices, so that two "
-                    "tensors hold the same draws. Pass tensor_id= (an int, or the tensor's name).",
+                    f"{function}: a second fill left tensor_id out for the same seed and overlapping indices, so that "
+                    "two tensors hold the same draws. Pass tensor_id= (an int, or the tensor's name).",
                     stacklevel=4,
                 )
                 return
@@ -102,7 +105,7 @@ def _raw_fill(
     if is_dtensor(tensor):
         if offset is not None or global_shape is not None:
             raise ValueError(f"{function}: a DTensor knows its place; offset and global_shape must be left out")
-        located = locate_dtensor(tensor, f"{function}: DTensor")
+        located = locate_dtensor(cast("DTensor", tensor), f"{function}: DTensor")
         if located is None:
             return tensor  # this rank is not in the DTensor's mesh and holds nothing of it
         local, _, offset = located
@@ -132,7 +135,7 @@ def _raw_fill(
     else:
         with torch.no_grad():
             _OPERATOR(local, distribution, values, _signed(key), _signed(identity), place.start, place.steps)
-        if not tensor.is_inference():
+        if not local.is_inference():
             torch.autograd.graph.increment_version(tensor)
         storage = local.untyped_storage()._cdata
     if tensor_id is None:
@@ -144,9 +147,9 @@ _COMMON = """
         seed: int in [-2^63, 2^64); None is the process default (manual_seed).
         tensor_id: int in [0, 2^64), or the tensor's name. Left out it is 0, the same for every tensor.
         draw: which draw of a named tensor; only with a name.
-        offset: the global row-major index of the shard's first element (the shard is one contiguous run of the global tensor:
-            an FSDP flat shard, a dim-0 shard), or a tuple of global coordinates, with ``global_shape``: the shard is the box
-            there. A DTensor knows its place and takes neither.
+        offset: the global row-major index of the shard's first element (the shard is one contiguous run of the global
+            tensor: an FSDP flat shard, a dim-0 shard), or a tuple of global coordinates, with ``global_shape``: the
+            shard is the box there. A DTensor knows its place and takes neither.
         global_shape: the unsharded tensor's shape.
 
     Returns:
@@ -154,8 +157,8 @@ _COMMON = """
 
     Raises:
         TypeError: the tensor's class or dtype, or an argument's type, is none of those above.
-        ValueError: an argument is out of range, or the tensor is on meta, sparse, self-overlapping or a FlatParameter without
-            an offset. The tensor is unchanged.
+        ValueError: an argument is out of range, or the tensor is on meta, sparse, self-overlapping or a FlatParameter
+            without an offset. The tensor is unchanged.
 
     Values: docs/stream.md, {section}.
     """

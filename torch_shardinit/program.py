@@ -148,8 +148,16 @@ class Exact:
     def covers(self, shape: Sequence[int]) -> bool:
         return not self.unwritten(shape)
 
+    @property
+    def is_random(self) -> bool:
+        return any(step.op in RANDOM for step in self.steps)
+
     def describe(self) -> str:
-        return "; ".join(map(str, self.steps))
+        """The steps; the middle of many is left out."""
+        shown = list(map(str, self.steps))
+        if len(shown) > 12:
+            shown = [*shown[:6], f"... {len(shown) - 9} more", *shown[-3:]]
+        return "; ".join(shown)
 
 
 def _joined(a: Box, b: Box) -> Box | None:
@@ -266,7 +274,7 @@ class Played:
     @property
     def depends_on(self) -> tuple[str, ...]:
         """Canonical names of the tensors whose random numbers this one uses; may hold its own."""
-        return tuple(sorted({op.name for op in self.ops if isinstance(op, PlayedExact)}))
+        return tuple(sorted({op.name for op in self.ops if isinstance(op, PlayedExact) and op.program.is_random}))
 
     def describe(self) -> str:
         """The operators in order of first use, with the tensors that it is computed from."""

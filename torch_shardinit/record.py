@@ -13,9 +13,9 @@ from . import region as rg
 from .derive import Deriver, Elsewhere, NotExact, ReadsUnwritten, Tangled, Term, locate
 from .errors import RecordError
 from .locate.names import join, walk_modules
-from .modes import Recorder
 from .plan import Entry, Plan
 from .program import Exact, Program, Ref, Unwritten
+from .recorder import Recorder
 from .recording import check_not_recording, record_of, recording, taping
 from .slicing import DrawUse, Refused, Slicer, UnwrittenAtEnd
 from .standins import ModelTensor, is_plain, stand_ins, tensors_of
@@ -333,5 +333,3 @@ def _overlap(a: Ref, b: Ref) -> bool:
     marks = torch.zeros(end, dtype=torch.bool)
     marks.as_strided(a.sizes, a.strides, a.offset).fill_(True)
     return bool(marks.as_strided(b.sizes, b.strides, b.offset).any())
-
-

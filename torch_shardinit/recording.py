@@ -16,8 +16,9 @@ from torch.nn.modules import module as nn_module
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from .errors import RecordError
-from .modes import DispatchMode, FunctionMode, Recorder
+from .modes import DispatchMode, FunctionMode
 from .program import Ref
+from .recorder import Recorder
 from .tape import Tape, drop_dead_numbers, keep_number
 
 ATTRIBUTE = "_shardinit_record"

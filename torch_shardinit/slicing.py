@@ -67,9 +67,12 @@ class Slicer:
 
     def __init__(self, tape: Tape, owners: Mapping[int, Sequence[tuple[str, Ref]]], deriver: Deriver) -> None:
         self.tape, self.owners, self.deriver = tape, owners, deriver
+        # storage -> (node, time): no exact state at `time`, because of that node, so none in between either.
+        self._no_state: dict[int, tuple[int, int]] = {}
 
     def slice(self, targets: Sequence[Ref], before: int) -> Slice:
         """What gives `targets` as they are before node number `before`. Raises Refused, ReadsUnwritten."""
+        self._no_state.clear()
         items, draws, outside = self._collect(targets, before)
         _check_draws(items, draws)
         return _emit(self.tape, items, targets, before, draws, outside)
@@ -80,13 +83,14 @@ class Slicer:
         outside: set[int] = set()
         draws: list[DrawUse] = []
         live: set[int] = set()
+        own = {ref.storage for ref in targets}
         heap: list[tuple[int, int]] = []  # (-node number, entry of `queued`)
         queued: dict[int, Node] = {}
 
         def demand(storage: int, time: int) -> None:
             if storage in live:
                 return
-            cut = self._cut(storage, time)
+            cut = self._cut(storage, time, own=storage in own)
             if cut is not None:
                 items.append(cut)
                 draws.extend(DrawUse(cut.name, t.node, t.step.region) for t in cut.terms if t.random)
@@ -133,18 +137,26 @@ class Slicer:
         found = self.owners.get(storage, ())
         return found[0] if len(found) == 1 else None
 
-    def _cut(self, storage: int, time: int) -> _Cut | None:
+    def _cut(self, storage: int, time: int, *, own: bool) -> _Cut | None:
+        """The exact state of a named tensor; of another one than the target only if it holds random numbers."""
         owner = self._owner(storage)
+        because, since = self._no_state.get(storage, (0, -1))
+        if because < time <= since:
+            return None
         if owner is None or self.tape.num_bytes.get(storage) != owner[1].numel() * owner[1].dtype.itemsize:
             return None
         try:
             terms = self.deriver.derive(owner[1], time, storage)
-        except (NotExact, ReadsUnwritten):
+        except (NotExact, ReadsUnwritten) as error:
+            if error.node is not None:
+                self._no_state[storage] = error.node.index, time
             return None
-        if not any(term.random for term in terms):
-            return None  # nothing to key
-        steps = Exact(tuple(term.step for term in terms))
-        return _Cut(time, owner[0], owner[1], terms) if steps.covers(owner[1].sizes) else None
+        if not own and not any(term.random for term in terms):
+            return None
+        if not Exact(tuple(term.step for term in terms)).covers(owner[1].sizes):
+            self._no_state[storage] = -1, time  # what is unwritten now was so before
+            return None
+        return _Cut(time, owner[0], owner[1], terms)
 
     def _draw(self, node: Node) -> tuple[_Cut, DrawUse]:
         """A random node in place on a named tensor, as a program of one step on it."""

@@ -15,8 +15,8 @@ import torch
 import torch.nn as nn
 
 from .errors import RecordError
-from .modes import Recorder
 from .program import Ref
+from .recorder import Recorder
 from .recording import Kind, ModuleRecord, TensorRecord, is_lazy, own_tensors, record_of
 
 # Set by transformers on what it has initialised; init code then does nothing.
@@ -220,8 +220,10 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
 def _save(module: nn.Module) -> tuple[dict[str, Any], list[dict[str, Any]], set[str]]:
-    return dict(module.__dict__), [dict(module.__dict__[key]) for key in _REGISTRIES], set(
-        module._non_persistent_buffers_set
+    return (
+        dict(module.__dict__),
+        [dict(module.__dict__[key]) for key in _REGISTRIES],
+        set(module._non_persistent_buffers_set),
     )
 
 

@@ -19,8 +19,12 @@ def is_plain_int(value: object) -> bool:
     """Whether ``value`` is an int here: a Python int or NumPy integer, never a bool."""
     if type(value) is int:
         return True
-    return hasattr(value, "__index__") and not isinstance(value, bool) and type(value).__module__ == "numpy" \
+    return (
+        hasattr(value, "__index__")
+        and not isinstance(value, bool)
+        and type(value).__module__ == "numpy"
         and type(value).__name__ not in ("bool", "bool_")
+    )
 
 
 def as_int(value: object, what: str) -> int:

@@ -307,8 +307,10 @@ def user_line() -> tuple[str, int]:
         internal = _is_internal.get(code)
         if internal is None:
             name = code.co_filename
-            internal = name.startswith((_TORCH_ROOT, _OWN_ROOT)) or (name.startswith("<") and "stdin" not in name) or (
-                "contextlib" in name or name.endswith("copy.py")
+            internal = (
+                name.startswith((_TORCH_ROOT, _OWN_ROOT))
+                or (name.startswith("<") and "stdin" not in name)
+                or ("contextlib" in name or name.endswith("copy.py"))
             )
             _is_internal[code] = internal
         if not internal:

@@ -56,8 +56,8 @@ def place_of(function: str, shape: tuple[int, ...], offset: object, global_shape
         for d, (first, extent, size) in enumerate(zip(corner, shape, sizes, strict=True)):
             if first + extent > size:
                 raise ValueError(
-                    f"{function}: the box must lie inside global_shape {list(sizes)}, got offset {first} and size {extent} "
-                    f"in dimension {d}"
+                    f"{function}: the box must lie inside global_shape {list(sizes)}, got offset {first} and size "
+                    f"{extent} in dimension {d}"
                 )
         steps = row_major_strides(sizes)
         return Place(sum(first * step for first, step in zip(corner, steps, strict=True)), steps)
@@ -67,9 +67,7 @@ def place_of(function: str, shape: tuple[int, ...], offset: object, global_shape
         raise ValueError(f"{function}: offset must be >= 0, got {start}")
     if start + math.prod(shape) > limit:
         bound = "2^63" if sizes is None else f"the {limit} of global_shape {list(sizes)}"
-        raise ValueError(
-            f"{function}: offset + elements must be at most {bound}, got {start} + {math.prod(shape)}"
-        )
+        raise ValueError(f"{function}: offset + elements must be at most {bound}, got {start} + {math.prod(shape)}")
     return Place(start, row_major_strides(shape))
 
 
@@ -108,7 +106,9 @@ def check_tensor(function: str, tensor: torch.Tensor) -> str:
         ValueError: its layout, device or strides can't be.
     """
     if not _is_known_class(tensor):
-        raise TypeError(f"{function}: tensor must be a plain torch.Tensor, Parameter or DTensor, got {type(tensor).__name__}")
+        raise TypeError(
+            f"{function}: tensor must be a plain torch.Tensor, Parameter or DTensor, got {type(tensor).__name__}"
+        )
     if tensor.layout != torch.strided:
         raise ValueError(f"{function}: tensor must be strided, got layout {tensor.layout}")
     if tensor.is_meta:

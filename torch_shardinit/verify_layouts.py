@@ -68,17 +68,21 @@ def init_unsharded(factory: Factory, seed: int, meter: InitMeter) -> nn.Module:
     return _fill_garbage_and_init(build(factory), seed, meter)
 
 
+def wrap_ddp(model: nn.Module) -> nn.Module:
+    """DDP that does not broadcast rank 0's values, where this torch offers it: ours are equal without that."""
+    offered = "init_sync" in inspect.signature(DistributedDataParallel).parameters
+    options: dict[str, Any] = {"init_sync": False} if offered else {}
+    return DistributedDataParallel(model, **options)
+
+
 def _init_ddp(factory: Factory, seed: int, meter: InitMeter) -> nn.Module:
     model = build(factory)
     materialise_(model, _CPU)  # DDP takes no parameters on meta
-    # Values come after wrapping, so that what the constructor would broadcast is not worth sending.
-    offered = "init_sync" in inspect.signature(DistributedDataParallel).parameters
-    options: dict[str, Any] = {"init_sync": False} if offered else {}
-    return _fill_garbage_and_init(DistributedDataParallel(model, **options), seed, meter)
+    return _fill_garbage_and_init(wrap_ddp(model), seed, meter)
 
 
-def _wrap_fsdp1(
-    model: nn.Module, strategy: ShardingStrategy, use_orig_params: bool, fn: Callable[[nn.Module], None]
+def wrap_fsdp1(
+    model: nn.Module, strategy: ShardingStrategy, use_orig_params: bool, fn: Callable[[nn.Module], None] | None
 ) -> nn.Module:
     blocks = {id(block) for block in blocks_of(model)}
     policy = functools.partial(lambda_auto_wrap_policy, lambda_fn=lambda module: id(module) in blocks)
@@ -110,7 +114,7 @@ def _init_fsdp1(
     """FSDP1 initialised unit by unit as it wraps them (fill_units), or allocated by it and initialised in place."""
     model = build(factory)
     if not fill_units:
-        wrapped = _wrap_fsdp1(model, strategy, use_orig_params, lambda module: materialise_(module, _CPU))
+        wrapped = wrap_fsdp1(model, strategy, use_orig_params, lambda module: materialise_(module, _CPU))
         return _fill_garbage_and_init(wrapped, seed, meter)
     with meter.around(nn.Module()):  # only the recording is evaluated here: the model gets no memory yet
         fill = param_init_fn(model, seed, device=_CPU)
@@ -119,7 +123,7 @@ def _init_fsdp1(
         with meter.around(module):
             fill(module)
 
-    return _wrap_fsdp1(model, strategy, use_orig_params, metered)
+    return wrap_fsdp1(model, strategy, use_orig_params, metered)
 
 
 def wrap_fsdp2(model: nn.Module, *, hybrid: bool = False) -> nn.Module:

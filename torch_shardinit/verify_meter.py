@@ -19,22 +19,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _GARBAGE = 0xA5
 
 
+# A functional collective does not show the c10d operator that it is made of.
+_NAMESPACES = ("c10d", "_c10d_functional")
+# Their operators that send nothing.
+_NOT_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd")
+
+
 class CollectiveOps(TorchDispatchMode):
     """Counts collectives as operators, and the bytes of the tensors that they are called on."""
 
     def __init__(self) -> None:
         super().__init__()
-        # A functional collective may show the c10d operator that it is made of too.
-        self._counts = {"c10d": 0, "_c10d_functional": 0}
         self.calls: list[tuple[str, int]] = []  # operator, bytes of all its tensors
 
     @property
     def count(self) -> int:
-        return max(self._counts.values())
+        return len(self.calls)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in self._counts and "wait_tensor" not in str(func):
-            self._counts[func.namespace] += 1
+        if func.namespace in _NAMESPACES and not func.__name__.startswith(_NOT_COLLECTIVES):
             num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args))
             self.calls.append((func.__name__, num_bytes))
         return func(*args, **(kwargs or {}))
