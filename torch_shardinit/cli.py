@@ -92,7 +92,8 @@ def report_text(report: Report) -> str:
     if report.today is not None:
         lines += [
             "torch today: the same model by torch alone (meta, fully_shard, to_empty, init_weights, equal seeds on all",
-            "ranks), compared with the same code in one process. For information.",
+            "ranks), compared with the same code in one process; what only the constructor sets is what to_empty left.",
+            "For information.",
         ]
         if not report.today.num_compared:
             lines += [f"  it did not run: {problem}" for problem in report.today.problems[:1]]
