@@ -211,20 +211,17 @@ def flat_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     return {str(i): m._handle.flat_param for i, m in enumerate(modules) if m._handle is not None}  # type: ignore[union-attr]
 
 
-def allocate_only(model: nn.Module) -> Callable[[nn.Module], None]:
-    """As DESIGN asks of FSDP1: memory and ties, no values. Garbage, so that an element that is not filled shows."""
-    memory: dict[nn.Parameter, nn.Parameter] = {}
+def with_garbage(model: nn.Module) -> Callable[[nn.Module], None]:
+    """Allocation without values, and garbage in it, so that an element that is not filled shows."""
+    allocate = shardinit.param_init_fn(model, fill=False, device="cpu")
 
-    def allocate(module: nn.Module) -> None:
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                fresh = nn.Parameter(torch.full_like(parameter, 1e30, device="cpu"))
-                module._parameters[name] = memory.setdefault(parameter, fresh)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.full_like(buffer, 1e30, device="cpu")
+    def fn(module: nn.Module) -> None:
+        allocate(module)
+        with torch.no_grad():
+            for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+                tensor.fill_(1e30)
 
-    return allocate
+    return fn
 
 
 def fsdp1(strategy: str, use_orig_params: bool, mesh_shape: tuple[int, ...] | None) -> tuple[int, int]:
@@ -242,7 +239,7 @@ def fsdp1(strategy: str, use_orig_params: bool, mesh_shape: tuple[int, ...] | No
     model = recorded()
     by_unit = wrap_fsdp1(model, strategy, use_orig_params, param_init_fn=shardinit.param_init_fn(model, 11), **kwargs)
     model = recorded()
-    in_place = wrap_fsdp1(model, strategy, use_orig_params, param_init_fn=allocate_only(model), **kwargs)
+    in_place = wrap_fsdp1(model, strategy, use_orig_params, param_init_fn=with_garbage(model), **kwargs)
     shardinit.init_model_(in_place, 11)
 
     elements = padding = 0

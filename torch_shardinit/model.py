@@ -91,7 +91,9 @@ def _default_device() -> torch.device:
 class _UnitInit:
     """The callable that FSDP1 runs on each module of a unit, before it flattens the unit's parameters."""
 
-    def __init__(self, model: nn.Module, plan: Plan, seed: int, rename: Rename | None, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, plan: Plan | None, seed: int | None, rename: Rename | None, device: torch.device
+    ) -> None:
         self.plan = plan
         self.seed = seed
         self.rename = rename
@@ -128,7 +130,8 @@ class _UnitInit:
             raise ValueError(f"param_init_fn: every parameter must be on meta, got {name} on {tensor.device}")
         if id(tensor) not in self.memory:
             memory = torch.empty_like(tensor, device=self.device)
-            self.plan.fill_(self.rename(name) if self.rename else name, memory, seed=self.seed)
+            if self.plan is not None:
+                self.plan.fill_(self.rename(name) if self.rename else name, memory, seed=self.seed)
             if isinstance(tensor, nn.Parameter):
                 memory = nn.Parameter(memory, requires_grad=tensor.requires_grad)
             self.memory[id(tensor)] = (tensor, memory)
@@ -142,16 +145,18 @@ def param_init_fn(
     init_fn: InitFn | None = None,
     rename: Rename | None = None,
     device: torch.device | str | None = None,
+    fill: bool = True,
 ) -> Callable[[nn.Module], None]:
     """A ``param_init_fn`` for FullyShardedDataParallel that fills each unit as FSDP materialises it.
 
-    FSDP materialises a unit whole on every rank; to hold no more than the shard's values, allocate only and call
-    Plan.apply_ on the wrapped model.
+    FSDP materialises a unit whole on every rank. With ``fill=False`` it only allocates, ties kept: call init_model_ on
+    the wrapped model then, which fills the flat shards in place and never holds a unit's values in full.
 
     Args:
         model: the whole model, not wrapped yet, all of it on meta.
         seed, init_fn, rename: as for init_model_.
         device: where the parameters get their memory; by default the current accelerator, else the CPU.
+        fill: False allocates only; seed, init_fn and rename are then not looked at.
 
     Raises:
         ValueError: a parameter is not on meta, for FSDP would then never call the function.
@@ -162,6 +167,8 @@ def param_init_fn(
                 f"param_init_fn: every parameter must be on meta, or FSDP never calls the function, got {name} on "
                 f"{parameter.device}. Build the model inside recording()."
             )
-    plan = record(model, init_fn, rename=rename)
     where = torch.device(device) if device is not None else _default_device()
+    if not fill:
+        return _UnitInit(model, None, None, None, where)
+    plan = record(model, init_fn, rename=rename)
     return _UnitInit(model, plan, resolve_seed(seed, warn_for="param_init_fn"), rename, where)

@@ -114,7 +114,7 @@ def _init_fsdp1(
     """FSDP1 initialised unit by unit as it wraps them (fill_units), or allocated by it and initialised in place."""
     model = build(factory)
     if not fill_units:
-        wrapped = wrap_fsdp1(model, strategy, use_orig_params, lambda module: materialise_(module, _CPU))
+        wrapped = wrap_fsdp1(model, strategy, use_orig_params, param_init_fn(model, device=_CPU, fill=False))
         return _fill_garbage_and_init(wrapped, seed, meter)
     with meter.around(nn.Module()):  # only the recording is evaluated here: the model gets no memory yet
         fill = param_init_fn(model, seed, device=_CPU)
