@@ -3,6 +3,7 @@
 #include "kernels.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "narrow.h"
 #include "simd.h"
@@ -33,20 +34,28 @@ SHARDINIT_HD Pack<uint32_t> join_words(const Wide& even, const Wide& odd) {
   return reinterpret<uint32_t>((even & uint64_t{0xffffffff}) | (odd << 32));
 }
 
+// Elements 4k and 4k + 1 (kHalf = 0) or 4k + 2 and 4k + 3 (kHalf = 1) of two vectors, alternately: each 128-bit lane is
+// unpacked by itself.
+template <int kHalf, class V, int... i>
+SHARDINIT_HD V unpack(const V& even, const V& odd, std::integer_sequence<int, i...>) {
+  constexpr int n = sizeof...(i);
+#if defined(__clang__)
+  return __builtin_shufflevector(even, odd, (i / 4 * 4 + i % 4 / 2 + 2 * kHalf + (i % 2 ? n : 0))...);
+#else
+  typedef int32_t Index __attribute__((vector_size(kVectorBytes)));
+  return __builtin_shuffle(even, odd, Index{(i / 4 * 4 + i % 4 / 2 + 2 * kHalf + (i % 2 ? n : 0))...});
+#endif
+}
+
 template <class T>
 SHARDINIT_HD void store_interleaved(const Pack<T>& even, const Pack<T>& odd, T* out) {
   static_assert(sizeof(T) == 4, "a 128-bit lane holds a block");
   constexpr int n = Pack<T>::kNativeLanes;
-  typedef int32_t Index __attribute__((vector_size(kVectorBytes)));
-  Index low, high;
-  for (int i = 0; i < n; ++i) {
-    low[i] = i / 4 * 4 + (i % 4) / 2 + (i % 2 ? n : 0);
-    high[i] = low[i] + 2;
-  }
+  using Lanes = std::make_integer_sequence<int, n>;
   SHARDINIT_EACH
   {
-    const auto first = __builtin_shuffle(even.v[u], odd.v[u], low);
-    const auto second = __builtin_shuffle(even.v[u], odd.v[u], high);
+    const auto first = unpack<0>(even.v[u], odd.v[u], Lanes{});
+    const auto second = unpack<1>(even.v[u], odd.v[u], Lanes{});
     memcpy(out + 2 * n * u, &first, sizeof(first));
     memcpy(out + 2 * n * u + n, &second, sizeof(second));
   }
