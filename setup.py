@@ -1,6 +1,7 @@
 """A thin shell over CMakeLists.txt, the one native build."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -17,7 +18,9 @@ class CMakeBuild(build_ext):
         source = Path(__file__).resolve().parent
         target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build = Path(self.build_temp).resolve()
-        build.mkdir(parents=True, exist_ok=True)
+        # A cache of an earlier build names tools of pip's isolated environment, which is gone by now.
+        shutil.rmtree(build, ignore_errors=True)
+        build.mkdir(parents=True)
         configure = [
             "cmake",
             str(source),

@@ -61,8 +61,13 @@ void fill(const py::list& list, int num_threads) {
   {
     const DefaultFpEnvironment environment;
     for (const auto& item : list) {
-      pieces.push_back(piece_of(py::reinterpret_borrow<py::tuple>(item)));
-      if (pieces.back().grid.numel() == 0) pieces.pop_back();
+      const Piece piece = piece_of(item.cast<py::tuple>());
+      if (piece.grid.numel() == 0) continue;
+      if (!piece.data) throw std::invalid_argument("a piece of a tensor that holds no memory");
+      if (reinterpret_cast<uintptr_t>(piece.data) % size_of(piece.dtype)) {
+        throw std::invalid_argument("a piece must be aligned to its elements");
+      }
+      pieces.push_back(piece);
     }
   }
   const py::gil_scoped_release release;

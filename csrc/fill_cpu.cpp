@@ -2,9 +2,7 @@
 // instruction set.
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <string>
-#include <system_error>
+#include <exception>
 #include <thread>
 
 #include "dispatch.h"
@@ -134,12 +132,12 @@ void fill_cpu(const Piece* pieces, size_t num_pieces, int num_threads) {
     }
   };
   // Threads live for one call: they cost some tens of microseconds against milliseconds of work, and a process that
-  // forks afterwards inherits no pool. Where the system has no thread to give, fewer do the work.
+  // forks afterwards inherits no pool. Where the system has no thread or memory to give, fewer do the work.
   std::thread threads[kMaxThreads];
   int started = 0;
   try {
     for (; started < std::min<int64_t>(wanted - 1, kMaxThreads); ++started) threads[started] = std::thread(work);
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
   }
   work();
   for (int k = 0; k < started; ++k) threads[k].join();

@@ -1,8 +1,8 @@
 // Compiled once for each instruction set, with SHARDINIT_ISA naming it (CMakeLists.txt). Everything here has internal
-// linkage, so that no code of one set can be linked into another.
+// linkage or is always inlined, so that no code of one set can be linked into another. That is why it calls no function
+// template of the standard library: without optimisation those are functions that the linker shares.
 #include "kernels.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "narrow.h"
@@ -136,8 +136,8 @@ void run(const Stream& stream, uint64_t plane, const Fn& fn, uint64_t first, siz
   T buffer[kBatch];
   if (skip && n) {
     block_of(block, buffer);
-    const size_t taken = std::min(n, 4 - skip);
-    std::copy_n(buffer + skip, taken, out);
+    const size_t taken = n < 4 - skip ? n : 4 - skip;
+    memcpy(out, buffer + skip, taken * sizeof(T));
     out += taken;
     n -= taken;
     ++block;
@@ -145,13 +145,13 @@ void run(const Stream& stream, uint64_t plane, const Fn& fn, uint64_t first, siz
   for (; n >= kBatch; n -= kBatch, out += kBatch, block += kBatchBlocks) batch_of(block, out);
   if (n > kSmall) {
     batch_of(block, buffer);
-    std::copy_n(buffer, n, out);
+    memcpy(out, buffer, n * sizeof(T));
     return;
   }
   for (; n; ++block) {
     block_of(block, buffer);
-    const size_t taken = std::min<size_t>(n, 4);
-    std::copy_n(buffer, taken, out);
+    const size_t taken = n < 4 ? n : 4;
+    memcpy(out, buffer, taken * sizeof(T));
     out += taken;
     n -= taken;
   }
@@ -220,7 +220,7 @@ void with_function(const Draw<T>& draw, const Body& body) {
 template <class T>
 void draw_values(const Draw<T>& draw, uint64_t first, size_t n, T* out) {
   if (draw.distribution == Distribution::kConstant) {
-    std::fill_n(out, n, draw.constant);
+    for (size_t i = 0; i < n; ++i) out[i] = draw.constant;
     return;
   }
   with_function(draw, [&](uint64_t plane, const auto& fn) { run(draw.stream, plane, fn, first, n, out); });
@@ -258,6 +258,9 @@ void unary(const Unary* ops, int num_ops, T* x, size_t n) {
         for (size_t i = 0; i < n; ++i) x[i] = -x[i];
         break;
     }
+  }
+  if (num_ops) {
+    for (size_t i = 0; i < n; ++i) x[i] = canonical_nan(x[i]);
   }
 }
 

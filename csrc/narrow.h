@@ -6,29 +6,30 @@
 
 namespace shardinit {
 
-// A type of kExponentBits and kMantissaBits whose largest finite pattern is kMax; kOverflow is what lies beyond.
+// A type of kExponentBits and kMantissaBits whose largest finite pattern is kMax; kOverflow is what lies beyond. kNan
+// is what every NaN becomes.
 struct BFloat16 {
   using Storage = uint16_t;
   static constexpr int kExponentBits = 8, kMantissaBits = 7;
-  static constexpr uint32_t kMax = 0x7f7f, kOverflow = 0x7f80;
+  static constexpr uint32_t kMax = 0x7f7f, kOverflow = 0x7f80, kNan = 0x7fc0;
 };
 struct Float16 {
   using Storage = uint16_t;
   static constexpr int kExponentBits = 5, kMantissaBits = 10;
-  static constexpr uint32_t kMax = 0x7bff, kOverflow = 0x7c00;
+  static constexpr uint32_t kMax = 0x7bff, kOverflow = 0x7c00, kNan = 0x7e00;
 };
 struct Float8E5M2 {
   using Storage = uint8_t;
   static constexpr int kExponentBits = 5, kMantissaBits = 2;
-  static constexpr uint32_t kMax = 0x7b, kOverflow = 0x7c;
+  static constexpr uint32_t kMax = 0x7b, kOverflow = 0x7c, kNan = 0x7e;
 };
 struct Float8E4M3 {
   using Storage = uint8_t;
   static constexpr int kExponentBits = 4, kMantissaBits = 3;
-  static constexpr uint32_t kMax = 0x7e, kOverflow = 0x7e;  // saturates: the pattern above is NaN
+  static constexpr uint32_t kMax = 0x7e, kOverflow = 0x7e, kNan = 0x7f;  // saturates
 };
 
-// x is no NaN. Returns the pattern in the low bits.
+// Returns the pattern in the low bits.
 template <class Type>
 SHARDINIT_HD uint32_t round_to(float x) {
   constexpr int kDropped = 23 - Type::kMantissaBits;
@@ -51,7 +52,7 @@ SHARDINIT_HD uint32_t round_to(float x) {
     result = magnitude >= 0x7f800000u ? Type::kOverflow : result;  // rebasing is no use for infinity
   }
   result = result > Type::kMax ? Type::kOverflow : result;
-  return result | sign;
+  return magnitude > 0x7f800000u ? Type::kNan : result | sign;
 }
 
 }  // namespace shardinit

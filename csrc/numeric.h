@@ -108,6 +108,14 @@ SHARDINIT_HD double float_of_bits(uint64_t x) { return bit_cast<double>(x); }
 SHARDINIT_HD int32_t as_signed(uint32_t x) { return static_cast<int32_t>(x); }
 SHARDINIT_HD int64_t as_signed(uint64_t x) { return static_cast<int64_t>(x); }
 
+// Processors differ in the NaN that an operation makes (x86-64: negative, aarch64: positive), so it becomes this one.
+SHARDINIT_HD float canonical_nan(float x) {
+  return (bits_of(x) & 0x7fffffffu) > 0x7f800000u ? float_of_bits(0x7fc00000u) : x;
+}
+SHARDINIT_HD double canonical_nan(double x) {
+  return (bits_of(x) & 0x7fffffffffffffffu) > 0x7ff0000000000000u ? float_of_bits(uint64_t{0x7ff8000000000000u}) : x;
+}
+
 template <class T>
 SHARDINIT_HD T select(bool condition, T yes, T no) {
   return condition ? yes : no;

@@ -201,7 +201,7 @@ static Draw<T> make_draw(Dtype dtype, Distribution distribution, const double ra
   draw.stream = stream;
   switch (distribution) {
     case Distribution::kConstant:
-      draw.constant = static_cast<T>(raw[0]);  // a constant keeps its sign
+      draw.constant = canonical_nan(static_cast<T>(raw[0]));  // a constant keeps its sign
       break;
     case Distribution::kUniform:
       draw.uniform.low = p[0];

@@ -12,20 +12,21 @@
 namespace shardinit {
 
 #if defined(__AVX512F__)
-inline constexpr int kVectorBytes = 64;
-inline constexpr int kUnroll = 4;
+constexpr int kVectorBytes = 64;
+constexpr int kUnroll = 4;
 #elif defined(__AVX2__)
-inline constexpr int kVectorBytes = 32;
-inline constexpr int kUnroll = 2;
+constexpr int kVectorBytes = 32;
+constexpr int kUnroll = 2;
 #else
-inline constexpr int kVectorBytes = 16;
-inline constexpr int kUnroll = 2;
+constexpr int kVectorBytes = 16;
+constexpr int kUnroll = 2;
 #endif
 
-template <class T>
+// kBytes makes it another type in each instruction set, so that the linker can't take functions of one for another's.
+template <class T, int kBytes = kVectorBytes>
 struct Pack {
-  typedef T Native __attribute__((vector_size(kVectorBytes)));
-  static constexpr int kNativeLanes = kVectorBytes / static_cast<int>(sizeof(T));
+  typedef T Native __attribute__((vector_size(kBytes)));
+  static constexpr int kNativeLanes = kBytes / static_cast<int>(sizeof(T));
   static constexpr int kLanes = kNativeLanes * kUnroll;
   Native v[kUnroll];
 };

@@ -179,6 +179,12 @@ SHARDINIT_HD FloatOf<U> trunc_normal_narrow(U word, const TruncNormalParams<T>& 
   return clamp_value(fma_rn(y, splat<F>(p.width), splat<F>(p.a)), p.a, p.b);
 }
 
+// The coefficient of each lane's row. A lambda would not always be inlined: see kernels.cpp.
+template <class F, class M>
+SHARDINIT_HD F pick_row(M middle, M far, float near_one, float middle_one, float far_one) {
+  return select(middle, splat<F>(near_one), select(far, splat<F>(middle_one), splat<F>(far_one)));
+}
+
 // (z / c) of the standard normal quantile z, where c = P - 1/2, as a function of W = -ln(4 P (1 - P)).
 template <class F>
 SHARDINIT_HD F quantile_ratio(F w) {
@@ -188,18 +194,18 @@ SHARDINIT_HD F quantile_ratio(F w) {
   if (any(tail)) {
     const auto middle = w < 16.0f;
     const auto far = w < 40.0f;
-    const auto pick = [&](float near_one, float middle_one, float far_one) {
-      return select(middle, splat<F>(near_one), select(far, splat<F>(middle_one), splat<F>(far_one)));
-    };
-    const F r = sqrt_rn(select(tail, w, splat<F>(5.0f))) - pick(0x1.8f1bbcp+1f, 0x1.4a62c2p+2f, 0x1.05316p+3f);
+    const F r = sqrt_rn(select(tail, w, splat<F>(5.0f))) -
+                pick_row<F>(middle, far, 0x1.8f1bbcp+1f, 0x1.4a62c2p+2f, 0x1.05316p+3f);
     // A row that needs one coefficient less has a zero there, which changes no bit.
-    const F outer = horner(
-        r, pick(-0x1.32624p-11f, 0.0f, 0.0f), pick(-0x1.11f0a2p-12f, -0x1.861d8p-19f, -0x1.15fe62p-23f),
-        pick(0x1.fa104ap-9f, 0x1.63a002p-17f, -0x1.9d6934p-22f),
-        pick(-0x1.f48cd6p-8f, -0x1.6b87dep-15f, -0x1.89281ap-21f),
-        pick(0x1.64ee5p-7f, 0x1.6efefcp-13f, 0x1.81eb1ep-18f), pick(-0x1.f2db3ep-7f, -0x1.fa794ep-12f, 0x1.d0783p-15f),
-        pick(0x1.4bfe1ap-6f, -0x1.58a7bap-11f, -0x1.5679dcp-10f), pick(0x1.6b5944p+1f, 0x1.6dbefp+1f, 0x1.6cbceep+1f),
-        pick(0x1.0b1faep+3f, 0x1.c5cd5p+3f, 0x1.6be06ap+4f));
+    const F outer = horner(r, pick_row<F>(middle, far, -0x1.32624p-11f, 0.0f, 0.0f),
+                           pick_row<F>(middle, far, -0x1.11f0a2p-12f, -0x1.861d8p-19f, -0x1.15fe62p-23f),
+                           pick_row<F>(middle, far, 0x1.fa104ap-9f, 0x1.63a002p-17f, -0x1.9d6934p-22f),
+                           pick_row<F>(middle, far, -0x1.f48cd6p-8f, -0x1.6b87dep-15f, -0x1.89281ap-21f),
+                           pick_row<F>(middle, far, 0x1.64ee5p-7f, 0x1.6efefcp-13f, 0x1.81eb1ep-18f),
+                           pick_row<F>(middle, far, -0x1.f2db3ep-7f, -0x1.fa794ep-12f, 0x1.d0783p-15f),
+                           pick_row<F>(middle, far, 0x1.4bfe1ap-6f, -0x1.58a7bap-11f, -0x1.5679dcp-10f),
+                           pick_row<F>(middle, far, 0x1.6b5944p+1f, 0x1.6dbefp+1f, 0x1.6cbceep+1f),
+                           pick_row<F>(middle, far, 0x1.0b1faep+3f, 0x1.c5cd5p+3f, 0x1.6be06ap+4f));
     ratio = select(tail, outer, ratio);
   }
   return ratio;

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import torch_shardinit as shardinit
+from torch_shardinit import _native
+from torch_shardinit.draws import DISTRIBUTION_CODES, DTYPE_CODES
 
 NAN, INF = math.nan, math.inf
 
@@ -39,6 +41,8 @@ CALLS: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
     (lambda t: normal(t, 1j), T, "normal_: std must be a real number, got 1j (complex)"),
     (lambda t: normal(t, 10**400), V, "normal_: std must fit in a float, got an int beyond its range"),
     (lambda t: normal(t, np.bool_(True)), T, "normal_: std must be a real number"),
+    (lambda t: normal(t, np.timedelta64(1, "s")), T, "normal_: std must be a real number, got np.timedelta64(1,'s')"),
+    (lambda t: normal(t, np.array(1.0)), T, "normal_: std must be a real number, got array(1.) (ndarray)"),
     (lambda t: normal(t, mean=NAN), V, "normal_: mean must not be NaN"),
     (lambda t: normal(t, mean=-INF), V, "normal_: mean must be finite, got -inf"),
     (lambda t: uniform(t, 1.0, 0.0), V, "uniform_: a must be <= b, got a=1.0, b=0.0"),
@@ -63,6 +67,11 @@ CALLS: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
     (lambda t: normal(t, seed=True), T, "seed must be an int, got True (bool)"),
     (lambda t: normal(t, seed=1.0), T, "seed must be an int, got 1.0 (float)"),
     (lambda t: normal(t, seed="1"), T, "seed must be an int, got '1' (str)"),
+    (lambda t: normal(t, seed=np.array(3.7)), T, "seed must be an int, got array(3.7) (ndarray)"),
+    (lambda t: normal(t, seed=np.array([3])), T, "seed must be an int, got array([3]) (ndarray)"),
+    (lambda t: normal(t, seed=np.bool_(True)), T, "seed must be an int, got np.True_ (bool)"),
+    (lambda t: normal(t, seed=np.timedelta64(3, "s")), T, "seed must be an int, got np.timedelta64(3,'s')"),
+    (lambda t: normal(t, seed=torch.tensor(3)), T, "seed must be an int, got tensor(3) (Tensor)"),
     (lambda t: normal(t, tensor_id=-1), V, "normal_: tensor_id must be in [0, 2^64), got -1"),
     (lambda t: normal(t, tensor_id=2**64), V, f"normal_: tensor_id must be in [0, 2^64), got {2**64}"),
     (lambda t: normal(t, tensor_id=1.5), T, "normal_: tensor_id must be an int, got 1.5 (float)"),
@@ -100,6 +109,21 @@ CALLS: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
         lambda t: normal(t, offset=3, global_shape=(4, 6)),
         V,
         "normal_: offset + elements must be at most the 24 of global_shape [4, 6], got 3 + 24",
+    ),
+    (
+        lambda t: normal(t, global_shape=(8, 6)),
+        V,
+        "normal_: a shard needs offset= beside global_shape, got shape [4, 6] of [8, 6]",
+    ),
+    (
+        lambda t: normal(t, offset=6, global_shape=(4, 12)),
+        V,
+        "normal_: offset must be a tuple of coordinates where the shard is a box, got 6 for shape [4, 6] of global_shape [4, 12]",
+    ),
+    (
+        lambda t: normal(t, offset=np.array([0, 0]), global_shape=(4, 6)),
+        T,
+        "normal_: offset must be an int, got array([0, 0]) (ndarray)",
     ),
     (
         lambda t: normal(t, offset=(0, 0), global_shape=(2**40, 2**40)),
@@ -167,6 +191,51 @@ def test_error_arrays() -> None:
         normal(raw[1:].view(np.float32))
     with pytest.raises(ValueError, match="elements must not share memory"):
         normal(np.lib.stride_tricks.as_strided(np.zeros(8, np.float32), (4, 4), (4, 4)))
+
+
+def test_error_masked_array() -> None:
+    masked = np.ma.masked_array(np.full(3, 7.0, np.float32), [True, False, True])
+    with pytest.raises(TypeError, match="array must not be masked"):
+        normal(masked)
+    assert (masked.data == 7.0).all()
+
+
+def test_error_memory_that_is_not_there() -> None:
+    """FSDP frees the storage of an unsharded parameter and keeps its shape: writing there would be a crash."""
+    freed = _marked(4, 6)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"normal_: tensor must lie in its storage, got one that needs 96 bytes of 0"):
+        normal(freed)
+    short = _marked(4, 6)[1:]
+    short.untyped_storage().resize_(95)
+    with pytest.raises(ValueError, match="needs 96 bytes of 95"):
+        normal(short)
+    short.untyped_storage().resize_(96)
+    normal(short, tensor_id=1)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        odd = torch.frombuffer(bytearray(33), dtype=dtype, offset=1)
+        with pytest.raises(ValueError, match="normal_: tensor must be aligned to its"):
+            normal(odd)
+        assert (odd == 0).all()
+    for address, message in ((0, "holds no memory"), (4097, "must be aligned")):  # where a Plan's pieces enter
+        piece = (address, DTYPE_CODES["float32"], (4,), (1,), 0, (1,), DISTRIBUTION_CODES["fill"], (1.0,), 0, 0, ())
+        with pytest.raises(ValueError, match=message):
+            _native.fill([piece], 1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_error_tensors_that_are_no_memory() -> None:
+    with pytest.raises(ValueError, match="normal_: tensor must not be nested"):
+        normal(torch.nested.nested_tensor([_marked(2), _marked(3)]))
+    with pytest.raises(TypeError, match="Parameter or DTensor, got UninitializedParameter"):
+        normal(torch.nn.LazyLinear(3).weight)
+    inside = "normal_: tensor must not be inside a torch.func transform"
+    batch = _marked(3, 4)
+    with pytest.raises(ValueError, match=inside):
+        torch.func.vmap(lambda row: normal(row, tensor_id=1))(batch)
+    with pytest.raises(ValueError, match=inside):
+        torch.func.grad(lambda x: normal(x * 1, tensor_id=1).sum())(batch)
+    assert (batch == 7.0).all()
 
 
 def test_error_flat_parameter_without_an_offset() -> None:

@@ -201,28 +201,35 @@ def test_caller_rounding_mode_neither_matters_nor_changes(isa: str, rounding: in
         ("trunc_normal", dict(a=4.0, b=9.0)),
     ]
     want = [patterns(fill(name, torch.empty(3 * 2**16 + 1), kwargs)) for name, kwargs in shapes]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)  # a new thread inherits the mode
     assert libm.fesetround(rounding) == 0
     try:
         got = [fill(name, torch.empty(3 * 2**16 + 1), kwargs) for name, kwargs in shapes]
         assert libm.fegetround() == rounding
     finally:
         libm.fesetround(0)
+        torch.set_num_threads(threads)
     for result, wanted in zip(got, want, strict=True):
         assert_bitwise_equal(patterns(result), wanted, f"rounding mode {rounding:#x}")
 
 
 def test_flush_to_zero_neither_matters_nor_changes(isa: str) -> None:
     shapes = [("normal", dict(std=1e-40, mean=0.0)), ("uniform", dict(a=-3e-42, b=5e-42))]
-    want = [patterns(fill(name, torch.empty(1000), kwargs)) for name, kwargs in shapes]
+    size = 3 * 2**16 + 1
+    want = [patterns(fill(name, torch.empty(size), kwargs)) for name, kwargs in shapes]
     assert all((w & 0x7FFFFFFF).any() for w in want)
     subnormal = torch.tensor([1e-40])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)  # a new thread inherits the mode
     if not torch.set_flush_denormal(True):
         pytest.fail("this processor has no flush-to-zero mode to test")
     try:
-        got = [fill(name, torch.empty(1000), kwargs) for name, kwargs in shapes]
+        got = [fill(name, torch.empty(size), kwargs) for name, kwargs in shapes]
         assert (subnormal * 1.0).item() == 0.0, "the caller's mode must be back"
     finally:
         torch.set_flush_denormal(False)
+        torch.set_num_threads(threads)
     for result, wanted in zip(got, want, strict=True):
         assert_bitwise_equal(patterns(result), wanted, "flush to zero")
 

@@ -321,7 +321,7 @@ def test_error_fill_named() -> None:
     with pytest.raises(ValueError, match="fill_: the Plan must know the tensor, got 'nope'"):
         plan.fill_("nope", torch.empty(3), seed=1)
     with pytest.raises(ValueError, match="the box must lie inside global_shape"):
-        plan.fill_("cos", torch.empty(17, 4), seed=1)
+        plan.fill_("cos", torch.empty(17, 4), offset=(0, 0), seed=1)
     with pytest.raises(ValueError, match=r"offset \+ elements must be at most the 64 of global_shape"):
         plan.fill_("cos", torch.empty(60), offset=5, seed=1)
     with pytest.raises(ValueError, match="have as many dimensions"):

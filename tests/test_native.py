@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import shutil
+import subprocess
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import assert_bitwise_equal
+import torch
+from conftest import TORCH_DTYPES, assert_bitwise_equal, patterns
 
-from torch_shardinit import _native, reference
+from torch_shardinit import _native, native, reference
+
+ROOT = Path(__file__).parent.parent
 
 _CODES = {"uniform": 1, "normal": 2, "trunc_normal": 3}
 
@@ -50,6 +57,12 @@ def test_soft_fma_fp64_is_exact() -> None:
         )
     for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True):
         assert _same(_native.soft_fma(x, y, z), _exact_fma(x, y, z)), (x.hex(), y.hex(), z.hex())
+    # Ties of the addend that only the last bits of the product break: (2^52 + 2^26)(2^52 - 2^26 + 1) = 2^104 + 2^26.
+    x, y = (2.0**52 + 2.0**26) * 2.0**-104, (2.0**52 - 2.0**26 + 1) * 2.0**-53
+    for z, sign in itertools.product((1.0, 1.0 + 2.0**-52, 1.0 + 2.0**-51), (1, -1)):
+        for w in (z, -z):
+            assert _same(_native.soft_fma(sign * x, y, w), _exact_fma(sign * x, y, w)), (sign, w.hex())
+            assert _native.soft_fma(sign * x, y, w) != w
     specials = [0.0, -0.0, 5e-324, -5e-324, 2.0**-1022, 1.0, -1.0, 1.7976931348623157e308, -1.7976931348623157e308]
     for x, y, z in itertools.product(specials, repeat=3):
         assert _same(_native.soft_fma(x, y, z), _exact_fma(x, y, z)), (x.hex(), y.hex(), z.hex())
@@ -135,3 +148,78 @@ def test_trunc_normal_of_hard_words_equals_the_reference(isa: str, bits: int, in
     assert_bitwise_equal(got.astype(want.dtype).view(unsigned), want.view(unsigned), isa)
     assert_bitwise_equal(again[::-1].astype(want.dtype).view(unsigned), want.view(unsigned), isa)
     assert np.isfinite(want).all()
+
+
+_NANS = {
+    "float64": 0x7FF8000000000000,
+    "float32": 0x7FC00000,
+    "bfloat16": 0x7FC0,
+    "float16": 0x7E00,
+    "float8_e4m3fn": 0x7F,
+    "float8_e5m2": 0x7E,
+}
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+def test_a_nan_is_one_pattern(isa: str, dtype: str) -> None:
+    """A constant may be NaN and steps after a draw may make one; processors differ in which one they make."""
+    cases = [
+        (math.nan, ()),
+        (-math.nan, ()),
+        (math.inf, (("mul", (0.0,)),)),
+        (math.inf, (("sub", (math.inf,)), ("neg", ()))),
+        (0.0, (("div", (0.0,)), ("clamp", (-1.0, 1.0)))),
+    ]
+    for value, steps in cases:
+        got = torch.empty(37, dtype=TORCH_DTYPES[dtype])
+        unary = native.unary_codes(steps)
+        native.fill([native.piece(got, "fill", (value,), seed=0, tensor_id=0, start=0, steps=(1,), unary=unary)])
+        assert set(patterns(got).tolist()) == {_NANS[dtype]}, (value, steps)
+        assert got.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+def test_a_constant_keeps_its_sign(isa: str, dtype: str) -> None:
+    """Zero's too, and through steps: torch's own -0.0 and x * -1 do."""
+    for value, steps in [(-0.0, ()), (0.0, (("neg", ()),)), (0.0, (("mul", (-1.0,)),)), (-0.0, (("sub", (0.0,)),))]:
+        got = torch.empty(5, dtype=TORCH_DTYPES[dtype])
+        unary = native.unary_codes(steps)
+        native.fill([native.piece(got, "fill", (value,), seed=0, tensor_id=0, start=0, steps=(1,), unary=unary)])
+        assert set(patterns(got).tolist()) == {1 << (8 * got.element_size() - 1)}, (value, steps)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_draw_that_steps_follow_is_rounded_once(isa: str, dtype: str) -> None:
+    """A uniform's top is then fp32's: the least fraction of it below the narrow type's top counts."""
+    results = []
+    for kind in (torch.float32, TORCH_DTYPES[dtype]):
+        got = torch.empty(50_001, dtype=kind)
+        unary = native.unary_codes((("mul", (3.0,)), ("sub", (1.5,))))
+        where = dict(seed=5, tensor_id=6, start=7, steps=(1,))
+        native.fill([native.piece(got, "uniform", (0.0, 1.0), unary=unary, **where)])
+        results.append(got)
+    wide, narrow = results
+    assert_bitwise_equal(patterns(narrow), patterns(wide.to(TORCH_DTYPES[dtype])), dtype)
+    assert (wide.to(TORCH_DTYPES[dtype]) == 1.5).any()
+
+
+def test_an_instruction_set_shares_no_function_with_others(tmp_path: Path) -> None:
+    """Not even without optimisation. The linker keeps one copy of a function that several objects define (weak, W or V;
+    unique, u), and that copy may need AVX-512, or take vectors of another width: wrong bits, which no test of an
+    optimised build sees."""
+    compiler, nm = shutil.which("c++"), shutil.which("nm")
+    if not compiler or not nm:
+        pytest.skip("needs a C++ compiler, as the build does")
+    sets = {"baseline": []}
+    if "avx2" in _native.available_isas():
+        flags = re.findall(r"SHARDINIT_FLAGS_(\w+) (.*)\)", (ROOT / "CMakeLists.txt").read_text())
+        sets |= {name: options.split() for name, options in flags}
+        assert list(sets) == ["baseline", "avx2", "avx512"]
+    for name, options in sets.items():
+        made = tmp_path / f"{name}.o"
+        source = ["-c", str(ROOT / "csrc" / "kernels.cpp"), "-o", str(made)]
+        subprocess.run([compiler, "-std=c++17", "-O0", "-w", *options, f"-DSHARDINIT_ISA={name}", *source], check=True)
+        symbols = subprocess.run([nm, "-C", str(made)], capture_output=True, text=True, check=True).stdout
+        shared = [line for line in symbols.splitlines() if re.match(r"[0-9a-f ]+ [WwVvu] ", line)]
+        assert not [line for line in shared if "DW.ref." not in line], name
+        assert f"T shardinit::kernels_{name}()" in symbols

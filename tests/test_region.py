@@ -297,3 +297,17 @@ def test_box_of_view_named_cases() -> None:
 def test_error_owner_overlaps_itself() -> None:
     with pytest.raises(ValueError, match="must not overlap itself"):
         region.box_of_view((3, 4), (0, 1), 0, (4,), (1,), 0)
+
+
+def test_overlaps_itself_sees_every_overlap() -> None:
+    """It may call strides that interleave an overlap; it must never miss one."""
+    for sizes in itertools.product((1, 2, 3), repeat=3):
+        for strides in itertools.product(range(7), repeat=3):
+            addresses = [sum(map(math.prod, zip(at, strides, strict=True))) for at in np.ndindex(*sizes)]
+            if len(set(addresses)) < len(addresses):
+                assert region.overlaps_itself(sizes, strides), (sizes, strides)
+    for shape in itertools.permutations((2, 3, 4)):
+        for dims in itertools.permutations(range(3)):
+            view = np.lib.stride_tricks.as_strided(np.zeros(1, np.int8), shape, region.row_major_strides(shape))
+            assert not region.overlaps_itself(view.transpose(dims).shape, view.transpose(dims).strides)
+    assert not region.overlaps_itself((3, 0), (0, 0)) and not region.overlaps_itself((), ())

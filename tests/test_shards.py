@@ -17,10 +17,10 @@ import torch
 import torch.nn as nn
 from conftest import assert_bitwise_equal, patterns
 from fake_world import run_ranks, run_world
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import torch_shardinit as shardinit
 
@@ -134,8 +134,6 @@ def test_fsdp2_on_two_mesh_axes(mesh_shape: tuple[int, int]) -> None:
 
 
 def plain_dtensors(placements: list[int | None], mesh_shape: tuple[int, ...]) -> int:
-    from torch.distributed.tensor import Replicate
-
     mesh = init_device_mesh("cpu", mesh_shape)
 
     def shard(model: nn.Module) -> nn.Module:
@@ -190,6 +188,51 @@ def test_fsdp2_over_tensor_parallel(mesh_shape: tuple[int, int], dim: int) -> No
     assert len(run_world(fsdp2_and_tensor_parallel, mesh_shape[0] * mesh_shape[1], mesh_shape, dim)) == 6 + 2 * (
         mesh_shape == (4, 2)
     ) - 2 * (mesh_shape == (2, 2))
+
+
+def raw_fills(mesh_shape: tuple[int, ...], placements: list[int | None]) -> int:
+    mesh = init_device_mesh("cpu", mesh_shape)
+    chosen = [Replicate() if dim is None else Shard(dim) for dim in placements]
+    whole = shardinit.uniform_(torch.empty(7, 5), -1, 1, seed=5, tensor_id="w")
+    truth = distribute_tensor(whole, mesh, chosen, src_data_rank=None)
+    ours = distribute_tensor(torch.zeros(7, 5), mesh, chosen, src_data_rank=None)
+    version = ours._version
+    assert shardinit.uniform_(ours, -1, 1, seed=5, tensor_id="w") is ours
+    assert ours._version > version
+    assert_bitwise_equal(patterns(ours.to_local()), patterns(truth.to_local()), str(chosen))
+    bits = distribute_tensor(torch.zeros(7, 5, dtype=torch.int64), mesh, chosen, src_data_rank=None)
+    want = shardinit.random_bits_(torch.empty(7, 5, dtype=torch.int64), tensor_id=1)
+    want = distribute_tensor(want, mesh, chosen, src_data_rank=None)
+    assert torch.equal(shardinit.random_bits_(bits, tensor_id=1).to_local(), want.to_local())
+    for where in ({"offset": 3}, {"offset": (0, 0), "global_shape": (7, 5)}, {"global_shape": (7, 5)}):
+        with pytest.raises(ValueError, match="a DTensor knows its place; offset and global_shape must be left out"):
+            shardinit.uniform_(ours, tensor_id="w", **where)
+    with pytest.raises(ValueError, match="Partial"):
+        shardinit.normal_(DTensor.from_local(torch.zeros(3), mesh, [Partial()] * len(mesh_shape)), tensor_id="w")
+    assert torch.equal(ours.to_local(), truth.to_local())
+    return ours.to_local().numel()
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "placements"), [((4,), [0]), ((3,), [1]), ((2, 3), [None, 0]), ((3, 2), [0, 1])]
+)
+def test_raw_fill_of_a_dtensor(mesh_shape: tuple[int, ...], placements: list[int | None]) -> None:
+    world = torch.Size(mesh_shape).numel()
+    copies = 2 if None in placements else 1
+    assert sum(run_world(raw_fills, world, mesh_shape, placements)) == 35 * copies
+
+
+def fill_outside_the_mesh() -> tuple[float, int]:
+    mesh = DeviceMesh("cpu", [0, 1])
+    tensor = distribute_tensor(torch.zeros(6), mesh, [Shard(0)], src_data_rank=None)
+    shardinit.normal_(tensor, tensor_id="w")
+    return float(tensor.to_local().abs().sum()), tensor.to_local().numel()
+
+
+def test_a_rank_outside_the_mesh_has_nothing_to_fill() -> None:
+    inside, other, outside = run_world(fill_outside_the_mesh, 3)
+    assert inside[1] == other[1] == 3 and inside[0] > 0
+    assert outside == (0.0, 0)
 
 
 # ---- FSDP1 --------------------------------------------------------------------------------------------------------

@@ -115,6 +115,15 @@ def test_huge_global_shapes() -> None:
         assert torch.equal(local[0, row], run)
 
 
+def test_a_dimension_of_one_takes_no_step() -> None:
+    """Its row-major stride may be 2^63, which no int64 holds."""
+    want = whole((9,))[4:7]
+    local, array = torch.empty(1, 3), np.empty((1, 3), np.float32)
+    fill(local, offset=(0, 4), global_shape=(1, 2**63))
+    fill(array, offset=(0, 4), global_shape=(1, 2**63))
+    assert torch.equal(local[0], want) and torch.equal(torch.from_numpy(array[0]), want)
+
+
 def test_dims_beyond_the_usual() -> None:
     shape = (1,) * 30 + (2,) * 4 + (3,)
     assert torch.equal(whole(shape).flatten(), whole((48,)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from .draws import check_draw
 from .errors import UninitializedError
 from .locate import Piece, locate, locate_dtensor
 from .locate.dtensor import is_dtensor
+from .locate.plain import check_strided
 from .native import NativePiece, dtype_name, fill, piece, unary_codes
 from .program import Exact, Played, Step, Unwritten
 from .stream import resolve_seed, tensor_id
@@ -41,9 +43,10 @@ def check_patterns(keep: object) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _draw_of(op: str, args: tuple[float, ...], dtype: str) -> tuple[float, ...]:
-    """A program's parameters, checked; many tensors share few of them."""
-    return check_draw(op, args, dtype, f"{op}_" if op != "fill" else "fill_")
+def _draw_of(op: str, args: tuple[float, ...], bits: bytes, dtype: str) -> tuple[float, ...]:
+    """A program's parameters, checked; many tensors share few of them. bits: of args, so that the cache tells -0.0
+    from 0.0."""
+    return check_draw(op, args, dtype, f"{op}_")
 
 
 class _Filler:
@@ -78,7 +81,11 @@ class _Filler:
         name = dtype_name(view.dtype)
         assert name is not None
         # Where steps follow, the draw itself is in working precision.
-        params = _draw_of(first.op, first.args, "float32" if rest and name != "float64" else name)
+        working = "float32" if rest and name != "float64" else name
+        try:
+            params = _draw_of(first.op, first.args, first.bits, working)
+        except ValueError as error:
+            raise ValueError(f"{entry.name}: {error}") from None
         unary = unary_codes([(step.op, step.args) for step in rest])
         self.pieces.append(
             piece(
@@ -136,6 +143,8 @@ def _check_view(what: str, entry: Entry, view: torch.Tensor) -> None:
     """A program's tensor must be one that can be written in place, and by a kernel where the program asks for one."""
     if view.is_meta:
         raise ValueError(f"{what} is on meta and has no memory: pass device= to init_model_, or call to_empty first")
+    if entry.dtype.is_floating_point and not (view.is_floating_point() or view.is_complex()):
+        raise ValueError(f"{what}: a tensor recorded as {entry.dtype} must be of floating point, got {view.dtype}")
     if isinstance(entry.program, Exact):
         check_tensor(what, view)
 
@@ -145,13 +154,26 @@ def _entries_of(
 ) -> list[tuple[Piece, Entry]]:
     """The Plan's entry of each piece that is to be filled; every name is looked at before anything is written."""
     found = []
+    local_name: dict[str, str] = {}
     unknown: list[str] = []
     unwritten: dict[str, str] = {}
     for one in pieces:
         names = [rename(alias) if rename else alias for alias in one.aliases]
         if keep and (matches(one.aliases, keep) or matches(names, keep)):
             continue
-        entry = next((entry for name in names if (entry := plan.lookup(name)) is not None), None)
+        for name in names:
+            if local_name.setdefault(name, one.name) != one.name:
+                raise ValueError(
+                    f"rename must give different tensors different names, got {name} for {local_name[name]} and "
+                    f"{one.name}"
+                )
+        entries = {entry.name: entry for name in names if (entry := plan.lookup(name)) is not None}
+        entry = next(iter(entries.values()), None)
+        if len(entries) > 1 and 0 not in one.global_shape:
+            raise ValueError(
+                f"{one.name}: a tensor with several names must be one tensor of the Plan, got {', '.join(names)}, "
+                f"which are the Plan's {' and '.join(entries)}"
+            )
         if entry is None:
             unknown.append(names[0])
         elif isinstance(entry.program, Unwritten):
@@ -193,6 +215,11 @@ def _add(filler: _Filler, entry: Entry, what: str, targets: list[tuple[torch.Ten
     elif any(view.numel() for view, _ in targets):
         program = entry.program
         assert isinstance(program, Played)
+        if program.check_unwritten:  # before anything is written
+            try:
+                program.evaluate(filler.key, tensor_id)
+            except UninitializedError as error:
+                raise UninitializedError(f"{entry.name}: {error}") from None
 
         def copy() -> None:
             # One tensor's slice at a time: evaluated here, cut, and dropped before the next.
@@ -213,7 +240,14 @@ def apply_plan(
     targets: dict[str, list[tuple[torch.Tensor, int | tuple[int, ...]]]] = {}
     entries: dict[str, Entry] = {}
     owners: dict[int, torch.Tensor] = {}
+    first_name: dict[str, str] = {}
     for one, entry in _entries_of(plan, located.pieces, rename, patterns):
+        if first_name.setdefault(entry.name, one.name) != one.name and 0 not in entry.shape:
+            warnings.warn(
+                f"{one.name} and {first_name[entry.name]} were recorded as one tensor and are two in this model (a tie "
+                "that Module.to_empty took apart?): they get equal values",
+                stacklevel=3,
+            )
         entries[entry.name] = entry
         targets.setdefault(entry.name, []).append((one.local, one.offset))
         owners[id(one.owner)] = one.owner
@@ -234,27 +268,39 @@ def fill_named(
     entry = plan.lookup(name)
     if entry is None:
         raise ValueError(f"fill_: the Plan must know the tensor, got {name!r}, which it lacks")
-    if isinstance(entry.program, Unwritten):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"fill_: tensor must be a torch.Tensor, got {type(tensor).__name__}")
+    if isinstance(entry.program, Unwritten) and 0 not in entry.shape:
         raise UninitializedError(f"fill_: no recorded code initialises {entry.name} ({entry.program.describe()})")
     key = resolve_seed(seed, warn_for="fill_")
     view = tensor
     if is_dtensor(tensor):
         if offset is not None:
             raise ValueError("fill_: a DTensor knows its place; offset must be left out")
+        if tuple(tensor.shape) != entry.shape:
+            raise ValueError(
+                f"fill_: {name}: a DTensor's global shape must be the recorded one, {list(entry.shape)}, got "
+                f"{list(tensor.shape)}"
+            )
         located = locate_dtensor(tensor, f"fill_: {name}")  # type: ignore[arg-type]
         if located is None:
             return tensor  # this rank is not in the DTensor's mesh and holds nothing of it
         view, _, offset = located
     view = view.detach()
-    corner = (
-        (0,) * len(entry.shape)
-        if offset is None and view.dim() == len(entry.shape)
-        else 0
-        if offset is None
-        else offset
-    )
+    check_strided(view, f"fill_: {name}")
+    corner = (0,) * len(entry.shape) if offset is None else offset
+    if offset is None and tuple(view.shape) != entry.shape:
+        raise ValueError(
+            f"fill_: {name}: without an offset the tensor must be the whole, {list(entry.shape)}, got "
+            f"{list(view.shape)}; say where a shard begins"
+        )
     place_of("fill_", tuple(view.shape), corner, entry.shape)
     if isinstance(corner, int):
+        if view.dim() != 1 and not view.is_contiguous():
+            raise ValueError(
+                f"fill_: {name}: a run of elements must be 1-D or contiguous, got shape {list(view.shape)} with "
+                f"strides {view.stride()}; give its offset as coordinates"
+            )
         view = view.view(-1)  # a run, whatever its shape
     filler = _Filler(key)
     with torch.no_grad():

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import _native
 from . import region as rg
 from .errors import RecordError
-from .program import RANDOM, Ref, Step, live_steps
+from .program import RANDOM, Exact, Ref, Step, live_steps
 from .region import Box
 from .tape import Node, Tape
 
@@ -106,6 +107,9 @@ _UNARY = frozenset({"add", "sub", "rsub", "mul", "div", "clamp", "clamp_min", "c
 _NO_VALUE = object()
 # A table that a loop fills row by row is played: boxes would cost more.
 _MAX_STEPS = 1024
+# Nested temporaries, and all of them for one tensor.
+_MAX_DEPTH = 64
+_MAX_WORK = 2048
 
 
 def _arg(node: Node, position: int, *names: str, default: Any = _NO_VALUE) -> Any:
@@ -134,8 +138,24 @@ class Deriver:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.owned = {ref.storage for ref in tape.owners}
+        self._depth = self._work = 0
 
     def derive(self, ref: Ref, before: int, own: int) -> list[Term]:
+        """`_derive`, within limits: `x = x * 0.9` in a long loop, or a tree of cats, is played."""
+        if not self._depth:
+            self._work = 0
+        self._depth, self._work = self._depth + 1, self._work + 1
+        try:
+            if self._depth > _MAX_DEPTH or self._work > _MAX_WORK:
+                raise NotExact(None, "too many operations")
+            terms = self._derive(ref, before, own)
+        finally:
+            self._depth -= 1
+        if not self._depth and _longest_chain(terms, ref.sizes) > _native.MAX_UNARY:
+            raise NotExact(None, f"more than {_native.MAX_UNARY} steps on one element")
+        return terms
+
+    def _derive(self, ref: Ref, before: int, own: int) -> list[Term]:
         """What `ref` holds before node number `before`, dead terms removed. own: the storage of the tensor in question;
         random numbers of other tensors' storages are not its own.
 
@@ -330,6 +350,18 @@ def _left(terms: Sequence[Term], sizes: Sequence[int]) -> list[Box]:
                 return []
             left = [rest for piece in left for rest in rg.subtract(piece, term.step.region)]
     return left
+
+
+def _longest_chain(terms: Sequence[Term], sizes: Sequence[int]) -> int:
+    """The kernels' steps after the draw, for the element that has most."""
+
+    def count(steps: Sequence[Step]) -> int:
+        return sum(0 if step.overwrites else 2 if step.op == "clamp" else 1 for step in steps)
+
+    steps = tuple(term.step for term in terms)
+    if count(steps) <= _native.MAX_UNARY:
+        return count(steps)
+    return max((count(chain) for _, chain in Exact(steps).straight(rg.full_box(sizes))), default=0)
 
 
 def _check_reads(terms: Sequence[Term], sizes: Sequence[int]) -> None:

@@ -22,7 +22,8 @@ _MAX_SIGMA = 12.0
 
 def real_number(value: object, what: str) -> float:
     """``value`` as a float: Python and NumPy real numbers count, bools, strings and tensors do not."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.integer, np.floating)):
+    refused = (bool, np.bool_, np.timedelta64)  # NumPy counts a duration among its integers
+    if isinstance(value, refused) or not isinstance(value, (numbers.Real, np.integer, np.floating)):
         raise TypeError(f"{what} must be a real number, got {value!r} ({type(value).__name__})")
     try:
         return float(value)

@@ -11,6 +11,7 @@ import torch.nn as nn
 from .locate.names import join, walk_modules
 from .plan import Plan
 from .record import record
+from .standins import same_elements_key
 from .stream import resolve_seed
 
 InitFn = Callable[[nn.Module], object]
@@ -28,19 +29,26 @@ def _registered(model: nn.Module) -> dict[int, tuple[torch.Tensor, list[tuple[nn
 
 
 def materialise_(model: nn.Module, device: torch.device | str) -> None:
-    """Gives every tensor on meta uninitialised memory on ``device``; tied parameters stay one parameter.
+    """Gives every tensor on meta uninitialised memory on ``device``; tied parameters stay one parameter, and tensors
+    that are the same elements of one storage share their memory.
 
     Module.to_empty would untie them, and reallocate what already has memory.
     """
     ties = [places for _, places in _registered(model).values() if len(places) > 1]
-    fresh: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    fresh: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def allocate(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_meta:
             return tensor
-        # The old tensor stays referenced, so that its id is not used again.
-        return fresh.setdefault(id(tensor), (tensor, torch.empty_like(tensor, device=device)))[1]
+        key = same_elements_key(tensor)
+        if key not in fresh:
+            # The old tensor stays referenced, so that its id and storage are not used again.
+            fresh[key] = tensor, torch.empty_like(tensor, device=device)
+        return fresh[key][1]
 
+    for parameter in model.parameters():
+        if parameter.is_meta:
+            parameter.grad = None  # of a run on meta: it has no values
     model._apply(allocate)
     for (first, name), *others in ties:
         for module, other_name in others:

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.init as init
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .errors import RecordError
@@ -27,6 +29,8 @@ from .recorder import Recorder, flat_tensors, map_tensors, meta_twin, where
 from .tape import InitFunctionInfo, OpInfo
 
 _META = torch.device("meta")
+_DEFAULT = torch.device("cpu")  # this object: no device was named
+_INDEX_DTYPES = {"b": torch.bool, "i": torch.int64, "f": torch.int64}  # f: an empty list
 # Frames of these are recognised at their is_meta test, whatever name the user imported them by.
 _INIT_FUNCTIONS: dict[CodeType, InitFunctionInfo] = {
     init._no_grad_trunc_normal_.__code__: InitFunctionInfo("trunc_normal_"),
@@ -57,6 +61,11 @@ class DispatchMode(TorchDispatchMode):
             recorder.check_plain(tensor, info)
         if info.name == "lift_fresh":
             return self._lift(func(*args, **kwargs))
+        if info.is_composite:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         if info.is_view:
             result = func(*args, **kwargs)
             if info.name == "resize_":
@@ -229,14 +238,25 @@ class FunctionMode(TorchFunctionMode):
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _CONSTRUCTORS:
+            kwargs = _with_default_device(args, kwargs or {})
         handler = _HANDLERS.get(func)
         if handler is not None:
             return handler(self.recorder, func, args, kwargs or {})
         if not kwargs:
             return func(*args)
-        if kwargs.get("device") is not None:
+        if kwargs.get("device") is not None and kwargs["device"] is not _DEFAULT:
             return _with_device(self.recorder, func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _with_default_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A default device that was set outside (set_default_device, `with torch.device("meta")`) would be put in below
+    this mode, where data given in Python would be lost: so the ordinary one is put in here."""
+    if kwargs.get("device") is not None or any(isinstance(value, torch.Tensor) for value in args):
+        return kwargs
+    out = kwargs.get("out")
+    return {**kwargs, "device": _DEFAULT if out is None else out.device}
 
 
 def _is_cpu(device: Any) -> bool:
@@ -245,7 +265,7 @@ def _is_cpu(device: Any) -> bool:
 
 def _with_device(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = kwargs.get("device")
-    if device is None:
+    if device is None or device is _DEFAULT:
         return func(*args, **kwargs)
     if not _is_cpu(device):
         return func(*args, **{**kwargs, "device": _META})
@@ -257,6 +277,8 @@ def _with_device(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _literal(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args and isinstance(args[0], (list, tuple)) and any(True for _ in flat_tensors(args[0])):
+        raise RecordError(f"torch.tensor of a list of tensors at {where()} cannot be recorded; use torch.stack")
     before, recorder.literal = recorder.literal, True
     try:
         if kwargs.get("device") is not None and not _is_cpu(kwargs["device"]):
@@ -265,6 +287,30 @@ def _literal(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[
         return _with_device(recorder, func, args, kwargs)
     finally:
         recorder.literal = before
+
+
+def _indexed(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch copies an index that is a list straight to the tensor's device, past the dispatcher."""
+    tensor, index, *rest = args
+    index = tuple(map(_taped_list, index)) if isinstance(index, tuple) else _taped_list(index)
+    return func(tensor, index, *rest, **kwargs)
+
+
+def _taped_list(index: Any) -> Any:
+    if not isinstance(index, (list, tuple, range)):
+        return index
+    found = np.asarray(index) if all(isinstance(item, (int, list, tuple)) for item in index) else None
+    return torch.tensor(found.tolist(), dtype=_INDEX_DTYPES[found.dtype.kind]) if found is not None else index
+
+
+def _new_tensor(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Tensor.new_tensor copies Python data to the tensor's device in the same way."""
+    tensor, *rest = args
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type != "meta":
+            return func(*args, **kwargs)
+        kwargs = {"dtype": tensor.dtype, **{key: value for key, value in kwargs.items() if value is not None}}
+    return _literal(recorder, torch.tensor, (*rest, *([kwargs.pop("data")] if "data" in kwargs else ())), kwargs)
 
 
 def _to(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -319,20 +365,29 @@ def _is_meta(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[
         if tensor.device.type != "meta":
             with _disable_current_modes():
                 recorder.writer.capture(tensor)
-        numbers = {
-            key: value
-            for key, value in frame.f_locals.items()
-            if isinstance(value, (int, float, str)) and not isinstance(value, bool)
-        }
+        numbers = {}
+        for key, value in frame.f_locals.items():
+            if isinstance(value, torch.Tensor) and value is not tensor and not value.dim():
+                what = f"torch.nn.init.{info.name} needs the value of {key}"
+                value = value if value.device.type != "meta" else recorder.values([value], what)[0]
+                value = float(value)
+            if isinstance(value, np.floating):
+                value = float(value)
+            if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+                numbers[key] = value
         ref: Ref = recorder.writer.ref(tensor)
         if tensor.numel():
             recorder.writer.add(info, (ref,), numbers, (), (ref,), ())
         return True  # "nothing to do on meta": the function returns
 
 
+_CONSTRUCTORS = frozenset(_device_constructors())
 _HANDLERS: dict[Any, Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     torch.Tensor.is_meta.__get__: _is_meta,  # type: ignore[attr-defined]
     torch.tensor: _literal,
+    torch.Tensor.new_tensor: _new_tensor,
+    torch.Tensor.__getitem__: _indexed,
+    torch.Tensor.__setitem__: _indexed,
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.__deepcopy__: _deepcopy,

@@ -21,6 +21,26 @@ def dtype_name(dtype: torch.dtype) -> str | None:
     return _DTYPE_NAMES.get(dtype)
 
 
+def check_memory(what: str, tensor: torch.Tensor) -> None:
+    """Refuses a tensor whose elements are not all in its storage, or not at multiples of their size.
+
+    Raises:
+        ValueError: see above. FSDP frees a flat parameter's storage and keeps its shape, so this does happen.
+    """
+    if tensor.numel() == 0:
+        return
+    size = tensor.element_size()
+    last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    held = tensor.untyped_storage().nbytes()
+    if (last + 1) * size > held:
+        raise ValueError(
+            f"{what}: tensor must lie in its storage, got one that needs {(last + 1) * size} bytes of {held} "
+            "(freed by FSDP, or resize_?)"
+        )
+    if tensor.data_ptr() % size:
+        raise ValueError(f"{what}: tensor must be aligned to its {size}-byte elements (torch.frombuffer?)")
+
+
 def unary_codes(steps: Sequence[tuple[str, tuple[float, ...]]]) -> tuple[tuple[int, float], ...]:
     """Steps (op, args) after a draw, as the kernels number them; clamp is two of theirs."""
     codes: list[tuple[int, float]] = []
@@ -52,6 +72,7 @@ def piece(
     ``params`` have passed check_draw. ``seed`` and ``tensor_id`` are in [0, 2^64).
     """
     name = _DTYPE_NAMES[view.dtype]
+    check_memory("fill", view)
     code = BITS_DTYPES[name] if distribution == "random_bits" else DTYPE_CODES[name]
     return (
         view.data_ptr(),

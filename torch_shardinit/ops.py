@@ -115,14 +115,14 @@ def _raw_fill(
             f"{function}: a FlatParameter needs offset=, the global index of its first element; "
             "init_model_ fills FSDP models by name"
         )
-    shape = tuple(local.shape)
     strides: tuple[int, ...] = ()
     if isinstance(local, torch.Tensor):
         dtype = check_tensor(function, local)
     else:
         dtype, strides = check_array(function, local)
+    shape = tuple(local.shape)
     values = () if distribution == "random_bits" else check_draw(distribution, params, dtype, function)
-    place = place_of(function, shape, 0 if offset is None else offset, global_shape)
+    place = place_of(function, shape, offset, global_shape)
     if math.prod(shape) == 0:
         return tensor
     if isinstance(local, np.ndarray):
@@ -149,16 +149,18 @@ _COMMON = """
         draw: which draw of a named tensor; only with a name.
         offset: the global row-major index of the shard's first element (the shard is one contiguous run of the global
             tensor: an FSDP flat shard, a dim-0 shard), or a tuple of global coordinates, with ``global_shape``: the
-            shard is the box there. A DTensor knows its place and takes neither.
-        global_shape: the unsharded tensor's shape.
+            shard is the box there. Left out, the tensor is the whole. A DTensor knows its place and takes neither.
+        global_shape: the unsharded tensor's shape. Beside an int offset it is checked, where the shard has as many
+            dimensions: only a box of whole rows is one run.
 
     Returns:
         The tensor. No memory is allocated, no torch generator is read or moved.
 
     Raises:
         TypeError: the tensor's class or dtype, or an argument's type, is none of those above.
-        ValueError: an argument is out of range, or the tensor is on meta, sparse, self-overlapping or a FlatParameter
-            without an offset. The tensor is unchanged.
+        ValueError: an argument is out of range, or the tensor is on meta, sparse, self-overlapping, outside its
+            storage, misaligned, inside a torch.func transform, or a FlatParameter without an offset. The tensor is
+            unchanged.
 
     Values: docs/stream.md, {section}.
     """

@@ -98,8 +98,9 @@ def _run(
             memory[storage] = torch.UntypedStorage(played.num_bytes[storage])
             torch.empty(0, dtype=torch.uint8).set_(memory[storage]).fill_(garbage)
 
-    threads = torch.get_num_threads()
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    no_autocast = torch.autocast("cpu", enabled=False)  # what it casts is on the tape
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), no_autocast:
         torch.set_num_threads(1)
         try:
             for index, op in enumerate(played.ops):
@@ -119,6 +120,7 @@ def _run(
             return [_view(memory, ref) for ref in outs]
         finally:
             torch.set_num_threads(threads)
+            torch.set_default_dtype(dtype)
 
 
 @functools.cache
@@ -133,6 +135,7 @@ def _run_op(op: PlayedOp, memory: _Memory, num_bytes: Sequence[int]) -> None:
         value = map_refs(lambda ref: _view(memory, ref), value)
         return _CPU if isinstance(value, torch.device) else value
 
+    torch.set_default_dtype(op.default_dtype)
     kwargs = {key: real(value) for key, value in op.kwargs if key != "pin_memory"}
     result = _overload(op.op)(*(real(value) for value in op.args), **kwargs)
     results = result if isinstance(result, (list, tuple)) else (result,)

@@ -8,6 +8,7 @@ Unwritten: nothing wrote the tensor, or not all of it, or a step read elements t
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,8 +43,9 @@ class Step:
     """
 
     op: str
-    args: tuple[float, ...] = ()
+    args: tuple[float, ...] = field(default=(), compare=False)
     region: Box | None = None
+    bits: bytes = field(init=False, repr=False)  # of args: steps are equal where these are, for -0.0 == 0.0
 
     def __post_init__(self) -> None:
         num_args = OVERWRITING.get(self.op, UNARY.get(self.op))
@@ -51,6 +53,7 @@ class Step:
             raise ValueError(f"Step: op must be one of {[*OVERWRITING, *UNARY]}, got {self.op!r}")
         if len(self.args) != num_args:
             raise ValueError(f"Step: {self.op} takes {num_args} arguments, got {self.args}")
+        object.__setattr__(self, "bits", struct.pack(f"<{num_args}d", *self.args))
 
     @property
     def overwrites(self) -> bool:
@@ -233,6 +236,7 @@ class PlayedOp:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     fresh: tuple[tuple[int, Ref], ...]  # (which of the results, where it goes)
+    default_dtype: torch.dtype = torch.float32  # when it was recorded: the dtype of int / int, say
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,9 +18,10 @@ from .plan import Entry, Plan
 from .program import Exact, Program, Ref, Unwritten
 from .recorder import Recorder
 from .recording import check_not_recording, record_of, recording, taping
-from .slicing import DrawUse, Refused, Slicer, UnwrittenAtEnd
+from .region import Box
+from .slicing import DrawUse, Refused, Slicer, UnwrittenAtEnd, not_last
 from .standins import ModelTensor, is_plain, stand_ins, tensors_of
-from .tape import Tape
+from .tape import Node, Tape
 
 __all__ = ["record", "recording", "reset_parameters"]
 
@@ -77,6 +79,13 @@ def record(
             "`with shardinit.recording():`, or give its init code: record(model, init_fn), with reset_parameters for "
             "torch's defaults"
         )
+    written = [one.name for one in tensors if one.written_on_meta]
+    if written:
+        warnings.warn(
+            f"{len(written)} tensors were written on meta after recording() had ended ({', '.join(written[:8])}): that "
+            "left no trace and counts for nothing. Run init code inside recording(), or give it as init_fn",
+            stacklevel=2,
+        )
     tape = Tape.merged(tapes)
     refs = [one.known.ref if one.known is not None else None for one in tensors]
     if init_fn is not None:
@@ -86,7 +95,8 @@ def record(
         refs = [*new_refs]
     named = _named(model, tensors, refs, rename)
     ordinary = all(one.current is not None and is_plain(one.current) and not one.current.is_meta for one in tensors)
-    return Plan(_Classifier(tape, named, ordinary).entries())
+    with torch.device("cpu"):  # whatever the default device is
+        return Plan(_Classifier(tape, named, ordinary).entries())
 
 
 def _run_init(
@@ -132,6 +142,7 @@ class _Named:
     first: ModelTensor
     ref: Ref | None
     persistent: bool = False
+    num_registered: int = 0
 
     @property
     def name(self) -> str:
@@ -146,6 +157,7 @@ def _named(
     for one, ref in zip(tensors, refs, strict=True):
         by_module.setdefault(id(one.module), []).append((one, ref))
     groups: dict[object, _Named] = {}
+    counted: set[tuple[int, str]] = set()
     for prefix, module in walk_modules(model):
         for one, ref in by_module.get(id(module), ()):
             name = join(prefix, one.name)
@@ -159,6 +171,9 @@ def _named(
             if name not in group.names:
                 group.names.append(name)
             group.persistent |= one.persistent
+            if (id(module), one.name) not in counted:
+                counted.add((id(module), one.name))
+                group.num_registered += 1
     return list(groups.values())
 
 
@@ -218,6 +233,7 @@ class _Classifier:
         found = {one.name: self._find(one) for one in self.named}
         self._check_moved(found)
         self._check_foreign(found)
+        self._check_ties(found)
         if self.problems:
             shown = "\n  ".join(self.problems[:12])
             more = f"\n  ... and {len(self.problems) - 12} more" if len(self.problems) > 12 else ""
@@ -307,17 +323,37 @@ class _Classifier:
 
     def _check_foreign(self, found: dict[str, _Found]) -> None:
         """A tensor that is computed from another's random numbers must use those which that one ends up with."""
-        drawn = {
-            name: {t.node.index for t in one.terms if t.random} | {u.node.index for u in one.draws if u.name == name}
+        own = {
+            name: [(t.node if t.random else None, t.step.region) for t in one.terms if t.step.overwrites]
+            if one.terms
+            else [(use.node, use.region) for use in one.draws if use.name == name]
             for name, one in found.items()
         }
+        sizes = {name: ref.sizes for ref, name in self.refs.items()}
         for name, one in found.items():
+            used: dict[str, list[tuple[Node | None, Box | None]]] = {}
             for use in one.draws:
-                if use.name != name and use.node.index not in drawn[use.name]:
+                if use.name != name:
+                    used.setdefault(use.name, []).append((use.node, use.region))
+            for other, writes in used.items():
+                drawn_again = not_last(writes, own[other], sizes[other])
+                if drawn_again is not None:
                     self.problems.append(
-                        f"{name}: it is computed from random numbers that {use.name} had at {use.node.line} and that "
+                        f"{name}: it is computed from random numbers that {other} had at {drawn_again.line} and that "
                         "were drawn again since: not supported yet"
                     )
+
+    def _check_ties(self, found: dict[str, _Found]) -> None:
+        """A tied tensor draws by the least of its names: where a part of a model holds it, that must not be outside."""
+        for one in self.named:
+            if one.ref is None or one.num_registered >= self.tape.num_registered.get(one.ref, 0):
+                continue
+            terms, draws = found[one.name].terms, found[one.name].draws
+            if any(term.random for term in terms) or any(use.name == one.name for use in draws):
+                self.problems.append(
+                    f"{one.name}: it was recorded under a name outside of this model too (a tie), and the least of all "
+                    "names decides its values: record the whole model, and apply that Plan to its parts"
+                )
 
 
 def _overlap(a: Ref, b: Ref) -> bool:

@@ -65,6 +65,11 @@ class Recorder:
             raise RecordError(
                 f"{info.label} at {where()}: only torch.strided tensors can be recorded, got layout {tensor.layout}"
             )
+        if not info.is_view and (tensor.is_neg() or tensor.is_conj()):
+            raise RecordError(
+                f"{info.label} at {where()}: lazily conjugated or negated views cannot be recorded, got one; use "
+                "torch.conj_physical or torch.neg"
+            )
 
     def values(self, tensors: list[torch.Tensor], what: str) -> list[torch.Tensor]:
         """The values that tensors have now, as real tensors. RecordError where they are random or unwritten."""

@@ -7,6 +7,7 @@ import gc
 import random
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from .errors import RecordError
 from .modes import DispatchMode, FunctionMode
 from .program import Ref
 from .recorder import Recorder
-from .tape import Tape, drop_dead_numbers, keep_number
+from .tape import Tape, Writer, drop_dead_numbers, keep_number
 
 ATTRIBUTE = "_shardinit_record"
 Kind = Literal["parameter", "buffer"]
@@ -34,6 +35,12 @@ class TensorRecord:
     kind: Kind
     persistent: bool
     tensor: weakref.ref[torch.Tensor] | None = None
+    version: int = 0  # of the tensor at the end
+
+    def written_since(self, current: torch.Tensor) -> bool:
+        """Whether code wrote to the recorded tensor on meta, where nobody can see what."""
+        same = self.tensor is not None and self.tensor() is current
+        return same and current.is_meta and not current.is_inference() and current._version != self.version
 
 
 class ModuleRecord:
@@ -95,14 +102,47 @@ def taping(recorder: Recorder) -> Iterator[None]:
         )
 
 
+_watchers: list[_Seen] = []
+_watchers_lock = threading.Lock()
+_set_state = nn.Module.__setstate__
+
+
+def _noting_set_state(module: nn.Module, state: Any) -> None:
+    _set_state(module, state)
+    for seen in [*_watchers]:
+        seen.note(module)
+
+
+@contextlib.contextmanager
+def _watching_copies(seen: _Seen) -> Iterator[None]:
+    """copy.deepcopy registers nothing, but calls __setstate__. One patch for the recordings of all threads, which may
+    end in any order."""
+    global _set_state
+    with _watchers_lock:
+        if not _watchers:
+            _set_state = nn.Module.__setstate__
+            nn.Module.__setstate__ = _noting_set_state  # type: ignore[method-assign]
+        _watchers.append(seen)
+    try:
+        yield
+    finally:
+        with _watchers_lock:
+            _watchers.remove(seen)
+            if not _watchers:
+                nn.Module.__setstate__ = _set_state  # type: ignore[method-assign]
+
+
 class _Seen:
     """The modules that registered something while a recording was on; weakly held, so that those which construction
     threw away do not count as holders of tensors."""
 
     def __init__(self) -> None:
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
+        self._thread = threading.get_ident()  # torch's hooks are the process's, a recording is a thread's
 
     def note(self, module: nn.Module, *_: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         known = self._modules.get(id(module))
         if known is None or known() is not module:
             self._modules[id(module)] = weakref.ref(module)
@@ -114,19 +154,12 @@ class _Seen:
             nn_module.register_module_buffer_registration_hook(self.note),
             nn_module.register_module_module_registration_hook(self.note),
         ]
-        set_state = nn.Module.__setstate__
-
-        def noting_set_state(module: nn.Module, state: Any) -> None:
-            set_state(module, state)
-            self.note(module)
-
-        nn.Module.__setstate__ = noting_set_state  # type: ignore[method-assign]  # copy.deepcopy registers nothing
-        try:
-            yield
-        finally:
-            nn.Module.__setstate__ = set_state  # type: ignore[method-assign]
-            for handle in handles:
-                handle.remove()
+        with _watching_copies(self):
+            try:
+                yield
+            finally:
+                for handle in handles:
+                    handle.remove()
 
     def _walk(self) -> dict[int, nn.Module]:
         """Every seen module that still lives, and their children: copied modules are seen only as children."""
@@ -182,9 +215,34 @@ def recording() -> Iterator[None]:
     _attach(recorder, seen.modules())
 
 
+# The modules that carry a record, by id.
+_recorded: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+
+
+def _written_again(writer: Writer, seen: list[nn.Module]) -> list[nn.Module]:
+    """Modules of earlier recordings, not seen in this one, that have tensors which this one wrote."""
+    ids, found = {id(module) for module in seen}, []
+    for module in [*_recorded.values()]:
+        record = record_of(module)
+        if id(module) in ids or record is None:
+            continue
+        for name, tensor, _, _ in own_tensors(module):
+            number = None if is_lazy(tensor) or name not in record.tensors else writer.known_number(tensor)
+            if number is None or not any(not node.info.is_empty for node, _ in writer.tape.writers(number)):
+                continue
+            if number != record.tensors[name].ref.storage:
+                raise RecordError(
+                    f"{type(module).__name__}.{name} was recorded, then got memory or was replaced, and was now "
+                    "written inside another recording(): give such code as init_fn, to init_model_(..., init_fn=...)"
+                )
+            found.append(module)
+            break
+    return found
+
+
 def _attach(recorder: Recorder, modules: list[nn.Module]) -> None:
     writer, records = recorder.writer, []
-    for module in modules:
+    for module in [*modules, *_written_again(writer, modules)]:
         tensors = {}
         for name, tensor, kind, persistent in own_tensors(module):
             if is_lazy(tensor) or tensor.layout is not torch.strided:
@@ -194,17 +252,31 @@ def _attach(recorder: Recorder, modules: list[nn.Module]) -> None:
                     f"{type(module).__name__}.{name} is a {type(tensor).__name__} at the end of the recording: only "
                     "plain tensors can be recorded; shard the model after recording()"
                 )
+            if tensor.is_conj() or tensor.is_neg():
+                raise RecordError(
+                    f"{type(module).__name__}.{name} is a lazily conjugated or negated view, which cannot be recorded; "
+                    "use torch.conj_physical or torch.neg"
+                )
             if tensor.device.type != "meta":
                 writer.capture(tensor)
-            tensors[name] = TensorRecord(writer.ref(tensor), kind, persistent, weakref.ref(tensor))
+            tensors[name] = TensorRecord(
+                writer.ref(tensor),
+                kind,
+                persistent,
+                weakref.ref(tensor),
+                0 if tensor.is_inference() else tensor._version,
+            )
         if tensors:
             records.append((module, tensors))
     tape = writer.finish()
-    tape.owners = {one.ref for _, tensors in records for one in tensors.values()}
+    tape.num_registered = dict(Counter(one.ref for _, tensors in records for one in tensors.values()))
+    tape.owners = set(tape.num_registered)
     drop_dead_numbers()
     for module, tensors in records:
         before = record_of(module)  # built in an earlier recording
-        module.__dict__[ATTRIBUTE] = ModuleRecord((*(before.tapes if before else ()), tape), tensors)
+        tapes = {id(one): one for one in (*(before.tapes if before else ()), *writer.earlier.values(), tape)}
+        module.__dict__[ATTRIBUTE] = ModuleRecord(tuple(tapes.values()), tensors)
+        _recorded[id(module)] = module
         for name, tensor, _, _ in own_tensors(module):
             if name in tensors:
-                keep_number(tensor, tensors[name].ref.storage)
+                keep_number(tensor, tensors[name].ref.storage, tuple(tapes.values()))

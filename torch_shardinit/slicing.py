@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import native
 from . import region as rg
 from .derive import Deriver, Elsewhere, NotExact, ReadsUnwritten, Tangled, Term, draw_of, locate
+from .draws import DTYPE_CODES
 from .errors import RecordError
 from .program import Exact, Played, PlayedExact, PlayedOp, Ref, Step
 from .region import Box
@@ -172,8 +174,11 @@ class Slicer:
                 "other operations than moves, casts and arithmetic with numbers or reach several tensors, are not "
                 "supported yet",
             )
+        if native.dtype_name(owner[1].dtype) not in DTYPE_CODES:
+            raise Refused(node, f"random numbers of dtype {owner[1].dtype} are not supported yet")
         region = locate(owner[1], view)
-        if region is Elsewhere or region is Tangled:
+        # None is also a view that holds more than the owner: the stream has no numbers for the rest.
+        if region is Elsewhere or region is Tangled or (region is None and view.numel() != owner[1].numel()):
             raise Refused(node, f"random numbers on a view that is no box of {owner[0]} are not supported yet")
         term = Term(Step(*draw, region), node)  # type: ignore[arg-type]
         return _Cut(node.index, owner[0], owner[1], [term]), DrawUse(owner[0], node, region)  # type: ignore[arg-type]
@@ -208,13 +213,46 @@ def _check_draws(items: Sequence[_Item], draws: Sequence[DrawUse]) -> None:
 
 
 def _escapes(items: Sequence[_Item], earlier: Node, later: Node) -> bool:
-    """Whether something between two draws on a tensor carries values of the first to another storage."""
+    """Whether something between two draws on a tensor carries values of the first to other elements: of another
+    storage, or of the same one (cumsum_, `w[2:] += w[:2]`)."""
     for item in items:
         if isinstance(item, Node) and earlier.index < item.index <= later.index:
-            written = {ref.storage for ref in item.results()}
-            if any(ref.storage not in written for ref in item.reads):
+            written = set(item.results())
+            if any(ref not in written for ref in item.reads) or (item.reads and not item.info.pointwise):
                 return True
     return False
+
+
+_Writes = Sequence[tuple[Node | None, Box | None]]
+
+
+def not_last(used: _Writes, own: _Writes, sizes: tuple[int, ...]) -> Node | None:
+    """A node of `used` whose numbers `own`, what a tensor ends up with, has not, or that another draw replaced."""
+    nodes = {id(node) for node, _ in own}
+    gone = next((node for node, _ in used if id(node) not in nodes), None)
+    if gone is not None or [node for node, _ in used] == [node for node, _ in own if node is not None]:
+        return gone
+    last = _last_writes(own, sizes)
+    for node, box in _last_writes(used, sizes):
+        if any(n is not None and n is not node and rg.intersect(box, b) is not None for n, b in last):
+            return node
+    return None
+
+
+def _last_writes(writes: _Writes, sizes: tuple[int, ...]) -> list[tuple[Node | None, Box]]:
+    """Which node wrote which elements last."""
+    left, found = [rg.full_box(sizes)], []
+    for node, region in reversed(writes):
+        rest: list[Box] = []
+        for piece in left:
+            common = piece if region is None else rg.intersect(piece, region)
+            if common is None:
+                rest.append(piece)
+                continue
+            found.append((node, common))
+            rest += rg.subtract(piece, common)
+        left = rest
+    return found
 
 
 class _Coverage:
@@ -225,7 +263,10 @@ class _Coverage:
         self._unsure: set[int] = set()
         self.check_unwritten = False
 
-    def born(self, ref: Ref) -> None:
+    def born(self, ref: Ref, num_bytes: int) -> None:
+        """ref: any view of a storage of num_bytes that has just come to be."""
+        if ref.numel() * ref.dtype.itemsize != num_bytes or rg.overlaps_itself(ref.sizes, ref.strides):
+            ref = Ref(ref.storage, 0, (num_bytes // ref.dtype.itemsize,), (1,), ref.dtype)  # a part: track all of it
         self._left[ref.storage] = (ref, [rg.full_box(ref.sizes)])
         self._unsure.discard(ref.storage)
 
@@ -283,7 +324,7 @@ def _emit(
             if constant is not None:
                 constants[number] = constant.data
             elif not made_here:
-                coverage.born(ref)
+                coverage.born(ref, num_bytes[number])
         return Ref(number, ref.offset, ref.sizes, ref.strides, ref.dtype)
 
     for item in items:
@@ -295,8 +336,7 @@ def _emit(
             continue
         if item.info.is_empty:
             for _, ref in item.fresh:
-                local(ref, item.index, made_here=True)
-                coverage.born(ref)
+                coverage.born(ref, num_bytes[local(ref, item.index, made_here=True).storage])
             continue
         mutated = set(item.writes)
         for ref in item.reads:
@@ -309,7 +349,7 @@ def _emit(
         kwargs = tuple((key, map_refs(translate, value)) for key, value in item.kwargs.items())
         for ref in item.writes:
             coverage.written(ref, sure=not item.info.scatters)
-        ops.append(PlayedOp(item.info.label, args, kwargs, fresh))
+        ops.append(PlayedOp(item.info.label, args, kwargs, fresh, item.default_dtype))
     outs = [local(ref, before) for ref in targets]
     for ref in targets:
         if coverage.reads_unwritten(ref):

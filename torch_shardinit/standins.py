@@ -39,6 +39,10 @@ class ModelTensor:
     current: torch.Tensor | None
     requires_grad: bool = False
 
+    @property
+    def written_on_meta(self) -> bool:
+        return self.known is not None and self.current is not None and self.known.written_since(self.current)
+
 
 def flat_parameters(model: nn.Module) -> list[Any]:
     """The FSDP1 flat parameters of a model."""
@@ -102,7 +106,7 @@ def tensors_of(model: nn.Module) -> list[ModelTensor]:
                     persistent,
                     tuple(tensor.shape),
                     tensor.dtype,
-                    _geometry(tensor),
+                    same_elements_key(tensor),
                     known,
                     tensor,
                     tensor.requires_grad,
@@ -123,7 +127,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _geometry(tensor: torch.Tensor) -> Any:
+def same_elements_key(tensor: torch.Tensor) -> Any:
     """Equal for two registrations of the same elements."""
     if not is_plain(tensor):
         return id(tensor)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import warnings
 
+import numpy as np
+
 STREAM_VERSION = 1
 
 _ID_PREFIX = b"torch_shardinit stream 1\0"
@@ -16,15 +18,8 @@ _warned_about_seed = False
 
 
 def is_plain_int(value: object) -> bool:
-    """Whether ``value`` is an int here: a Python int or NumPy integer, never a bool."""
-    if type(value) is int:
-        return True
-    return (
-        hasattr(value, "__index__")
-        and not isinstance(value, bool)
-        and type(value).__module__ == "numpy"
-        and type(value).__name__ not in ("bool", "bool_")
-    )
+    """Whether ``value`` is an int here: a Python int or NumPy integer, never a bool, a duration or an array."""
+    return type(value) is int or (isinstance(value, np.integer) and not isinstance(value, np.timedelta64))
 
 
 def as_int(value: object, what: str) -> int:

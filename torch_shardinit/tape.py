@@ -22,8 +22,9 @@ from .program import Ref
 
 _node_numbers = itertools.count()
 _storage_numbers = itertools.count()
-# Storages of tensors that finished recordings left on modules: a later recording knows them by the same number.
-_lasting: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+# Storages of tensors that finished recordings left on modules: a later recording knows them by the same number, and
+# needs the tapes that say what is in them.
+_lasting: dict[int, tuple[weakref.ref[torch.Tensor], int, tuple[Tape, ...]]] = {}
 
 # Results with storage of their own that nothing has written yet.
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
@@ -50,12 +51,14 @@ class OpInfo:
         "deterministic",
         "has_device",
         "has_dtype",
+        "is_composite",
         "is_empty",
         "is_view",
         "label",
         "mutable",
         "name",
         "overwrites",
+        "pointwise",
         "scatters",
     )
 
@@ -78,6 +81,9 @@ class OpInfo:
         self.scatters = self.name in _SCATTERS
         self.is_empty = self.name in _EMPTY
         self.deterministic = torch.Tag.nondeterministic_seeded not in op.tags
+        self.pointwise = torch.Tag.pointwise in op.tags
+        # Seen only where autograd's keys are off (inference_mode); its schema may say alias where it copies.
+        self.is_composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
         names = {arg.name for arg in schema.arguments}
         self.has_device, self.has_dtype = "device" in names, "dtype" in names
 
@@ -89,7 +95,8 @@ class InitFunctionInfo(OpInfo):
 
     def __init__(self, name: str) -> None:
         self.label, self.name, self.mutable = f"init::{name}", name, [(0, "tensor")]
-        self.is_view = self.scatters = self.is_empty = self.has_device = self.has_dtype = False
+        self.is_view = self.scatters = self.is_empty = self.has_device = self.has_dtype = self.pointwise = False
+        self.is_composite = False
         self.overwrites = True
         self.deterministic = name == "dirac_"
 
@@ -107,6 +114,7 @@ class Node:
     writes: tuple[Ref, ...]
     fresh: tuple[tuple[int, Ref], ...]
     where: tuple[str, int]
+    default_dtype: torch.dtype
 
     @property
     def line(self) -> str:
@@ -133,12 +141,14 @@ class Constant:
 
 @dataclass(eq=False)
 class Tape:
-    """nodes in order; num_bytes and constants of storages; owners: the tensors that modules held at the end."""
+    """nodes in order; num_bytes and constants of storages; owners: the tensors that modules held at the end;
+    num_registered: by how many modules and names."""
 
     nodes: list[Node] = field(default_factory=list)
     num_bytes: dict[int, int] = field(default_factory=dict)
     constants: dict[int, list[Constant]] = field(default_factory=dict)
     owners: set[Ref] = field(default_factory=set)
+    num_registered: dict[Ref, int] = field(default_factory=dict)
     _writers: dict[int, list[tuple[Node, Ref]]] = field(default_factory=dict)
     _num_indexed: int = 0
 
@@ -165,27 +175,32 @@ class Tape:
         for tape in tapes:
             whole.nodes += tape.nodes
             whole.num_bytes.update(tape.num_bytes)
-            whole.constants.update(tape.constants)
+            for storage, constants in tape.constants.items():
+                whole.constants.setdefault(storage, []).extend(constants)
             whole.owners |= tape.owners
+            for ref, count in tape.num_registered.items():
+                whole.num_registered[ref] = max(count, whole.num_registered.get(ref, 0))
+        for constants in whole.constants.values():
+            constants.sort(key=lambda constant: constant.since)
         whole.nodes.sort(key=lambda node: node.index)
         return whole
 
 
-def keep_number(tensor: torch.Tensor, number: int) -> None:
-    _lasting[tensor.untyped_storage()._cdata] = weakref.ref(tensor), number
+def keep_number(tensor: torch.Tensor, number: int, tapes: tuple[Tape, ...]) -> None:
+    _lasting[tensor.untyped_storage()._cdata] = weakref.ref(tensor), number, tapes
 
 
 def drop_dead_numbers() -> None:
-    for key in [key for key, (tensor, _) in _lasting.items() if tensor() is None]:
+    for key in [key for key, (tensor, *_) in _lasting.items() if tensor() is None]:
         del _lasting[key]
 
 
-def _lasting_number(key: int) -> int | None:
+def _lasting_number(key: int) -> tuple[int, tuple[Tape, ...]] | None:
     entry = _lasting.get(key)
     tensor = entry[0]() if entry is not None else None
     if entry is None or tensor is None or tensor.untyped_storage()._cdata != key:
         return None
-    return entry[1]
+    return entry[1:]
 
 
 class Writer:
@@ -197,6 +212,7 @@ class Writer:
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._born: set[int] = set()  # storages whose contents the tape makes itself
+        self.earlier: dict[int, Tape] = {}  # by id: the tapes of storages that earlier recordings left
         self.last_number = -1
 
     def info(self, op: Any) -> OpInfo:
@@ -215,15 +231,25 @@ class Writer:
         key = storage._cdata
         number = self._numbers.get(key)
         if number is None:
-            number = _lasting_number(key)
-            if number is None:
+            lasting = _lasting_number(key)
+            if lasting is None:
                 number = next(_storage_numbers)
             else:
-                self._born.add(number)
+                number, tapes = lasting
+                self.earlier.update((id(tape), tape) for tape in tapes)
+                # Memory from outside that no tape wrote is looked at again: it may hold other values now.
+                if any(tape.writers(number) for tape in tapes) or not any(number in t.constants for t in tapes):
+                    self._born.add(number)
             self._numbers[key] = number
             self._storages[number] = storage
             self.tape.num_bytes[number] = storage.nbytes()
         return number
+
+    def known_number(self, tensor: torch.Tensor) -> int | None:
+        """The number of a tensor's storage if an operation has met it."""
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout is not torch.strided:
+            return None
+        return self._numbers.get(tensor.untyped_storage()._cdata)
 
     def resized(self, tensor: torch.Tensor) -> None:
         """An operation may have given the tensor's storage another size."""
@@ -274,7 +300,8 @@ class Writer:
         fresh: tuple[tuple[int, Ref], ...],
     ) -> Node:
         self.last_number = next(_node_numbers)
-        node = Node(self.last_number, info, args, kwargs, reads, writes, fresh, user_line())
+        dtype = torch.get_default_dtype()
+        node = Node(self.last_number, info, args, kwargs, reads, writes, fresh, user_line(), dtype)
         self.tape.nodes.append(node)
         self._born.update(ref.storage for _, ref in fresh)
         self._born.update(ref.storage for ref in writes)

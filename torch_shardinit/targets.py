@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .draws import BITS_DTYPES, DTYPE_CODES
-from .native import dtype_name
+from .native import check_memory, dtype_name
 from .region import overlaps_itself, row_major_strides
 from .stream import as_int
 
@@ -36,7 +36,7 @@ def _shape(value: object, what: str) -> tuple[int, ...]:
 
 
 def place_of(function: str, shape: tuple[int, ...], offset: object, global_shape: object) -> Place:
-    """The place that ``offset`` and ``global_shape`` give a shard of this local shape.
+    """The place that ``offset`` and ``global_shape`` give a shard of this local shape. None for both: the whole tensor.
 
     Raises:
         TypeError, ValueError: see the raw fills' docstrings.
@@ -44,6 +44,12 @@ def place_of(function: str, shape: tuple[int, ...], offset: object, global_shape
     sizes = None if global_shape is None else _shape(global_shape, f"{function}: global_shape")
     if sizes is not None and math.prod(sizes) > INDEX_LIMIT:
         raise ValueError(f"{function}: global_shape must hold at most 2^63 elements, got {list(sizes)}")
+    if offset is None:
+        if sizes is not None and sizes != shape:
+            raise ValueError(
+                f"{function}: a shard needs offset= beside global_shape, got shape {list(shape)} of {list(sizes)}"
+            )
+        offset = 0
     if isinstance(offset, (tuple, list, torch.Size)):
         corner = _shape(offset, f"{function}: offset")
         if sizes is None:
@@ -59,9 +65,15 @@ def place_of(function: str, shape: tuple[int, ...], offset: object, global_shape
                     f"{function}: the box must lie inside global_shape {list(sizes)}, got offset {first} and size "
                     f"{extent} in dimension {d}"
                 )
-        steps = row_major_strides(sizes)
+        # A dimension of one element takes no step; its own may be 2^63, which no int64 holds.
+        steps = tuple(1 if n <= 1 else step for n, step in zip(sizes, row_major_strides(sizes), strict=True))
         return Place(sum(first * step for first, step in zip(corner, steps, strict=True)), steps)
     start = as_int(offset, f"{function}: offset")
+    if sizes is not None and len(sizes) == len(shape) and sizes[1:] != shape[1:] and 0 not in shape:
+        raise ValueError(
+            f"{function}: offset must be a tuple of coordinates where the shard is a box, got {start} for shape "
+            f"{list(shape)} of global_shape {list(sizes)}"
+        )
     limit = INDEX_LIMIT if sizes is None else math.prod(sizes)
     if start < 0:
         raise ValueError(f"{function}: offset must be >= 0, got {start}")
@@ -91,11 +103,14 @@ def is_flat_parameter(tensor: torch.Tensor) -> bool:
     return bool(getattr(tensor, "_is_flat_param", False))
 
 
-def _is_known_class(tensor: torch.Tensor) -> bool:
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or is_flat_parameter(tensor):
-        return True
+def _is_fake(tensor: torch.Tensor) -> bool:
     fake = sys.modules.get("torch._subclasses.fake_tensor")
     return fake is not None and isinstance(tensor, fake.FakeTensor)
+
+
+def _is_known_class(tensor: torch.Tensor) -> bool:
+    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return type(tensor) in plain or is_flat_parameter(tensor) or _is_fake(tensor)
 
 
 def check_tensor(function: str, tensor: torch.Tensor) -> str:
@@ -109,6 +124,10 @@ def check_tensor(function: str, tensor: torch.Tensor) -> str:
         raise TypeError(
             f"{function}: tensor must be a plain torch.Tensor, Parameter or DTensor, got {type(tensor).__name__}"
         )
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise ValueError(f"{function}: tensor must not be inside a torch.func transform (vmap, grad); fill it outside")
+    if tensor.is_nested:
+        raise ValueError(f"{function}: tensor must not be nested")
     if tensor.layout != torch.strided:
         raise ValueError(f"{function}: tensor must be strided, got layout {tensor.layout}")
     if tensor.is_meta:
@@ -119,11 +138,15 @@ def check_tensor(function: str, tensor: torch.Tensor) -> str:
     if tensor.is_neg() or tensor.is_conj():
         raise ValueError(f"{function}: tensor must not be a lazily negated or conjugated view")
     _check_overlap(function, tensor.shape, tensor.stride())
+    if not _is_fake(tensor):
+        check_memory(function, tensor)
     return name
 
 
 def check_array(function: str, array: np.ndarray) -> tuple[str, tuple[int, ...]]:
     """The stream's dtype name of a NumPy array that can be filled in place, and its strides in elements."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{function}: array must not be masked; its .data can be filled")
     if not array.flags.writeable:
         raise ValueError(f"{function}: array must be writable, got a read-only one")
     if not array.dtype.isnative:
