@@ -151,6 +151,11 @@ def test_keep_leaves_tensors_alone() -> None:
     )
 
 
+def test_a_keep_pattern_that_matches_nothing_warns() -> None:
+    with pytest.warns(UserWarning, match=r"keep: no tensor of this model matches 'encoder\.\*'"):
+        shardinit.init_model_(recorded(), 3, device="cpu", keep=["encoder.*", "norm.*"])
+
+
 def test_a_part_of_the_model_by_rename() -> None:
     """A stage built on its own equals its part of the whole, by the Plan of the whole or by its own recording."""
     whole = recorded()

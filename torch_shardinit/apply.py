@@ -157,9 +157,11 @@ def _entries_of(
     local_name: dict[str, str] = {}
     unknown: list[str] = []
     unwritten: dict[str, str] = {}
+    used: set[str] = set()
     for one in pieces:
         names = [rename(alias) if rename else alias for alias in one.aliases]
-        if keep and (matches(one.aliases, keep) or matches(names, keep)):
+        used.update(pattern for pattern in keep if matches([*one.aliases, *names], [pattern]))
+        if matches([*one.aliases, *names], keep):
             continue
         for name in names:
             if local_name.setdefault(name, one.name) != one.name:
@@ -189,6 +191,9 @@ def _entries_of(
             )
         else:
             found.append((one, entry))
+    if unused := [pattern for pattern in keep if pattern not in used]:
+        # A stage of a pipeline may well lack what the pattern is for, so this is no error.
+        warnings.warn(f"keep: no tensor of this model matches {', '.join(map(repr, unused))}", stacklevel=4)
     if unknown:
         raise ValueError(
             f"the Plan must know every tensor of the model, got {len(unknown)} that it lacks: "
