@@ -28,6 +28,8 @@ CASES = [
     ("uniform", dict(a=-3e-42, b=5e-42)),  # subnormal
     ("uniform", dict(a=-1e38, b=2e38)),  # beyond fp16 and fp8
     ("uniform", dict(a=-1.0, b=0.0)),
+    ("uniform", dict(a=-5e-45, b=0.0)),  # rounds up to 0, which is not below b
+    ("uniform", dict(a=-2e-323, b=0.0)),
     ("normal", dict(std=1.0, mean=0.0)),
     ("normal", dict(std=0.02, mean=0.25)),
     ("normal", dict(std=0.0, mean=-0.0)),
@@ -41,6 +43,9 @@ CASES = [
     ("trunc_normal", dict(std=1.0, mean=0.0, a=-INF, b=INF)),
     ("trunc_normal", dict(std=1.0, mean=0.0, a=5.0, b=5.001)),
     ("trunc_normal", dict(std=2.0, mean=3.0, a=3.0, b=3.1)),
+    ("trunc_normal", dict(std=1.0, mean=0.0, a=1.88, b=2.12)),  # barely narrow: all terms of the series count
+    ("trunc_normal", dict(std=1.0, mean=0.0, a=1.9, b=2.15)),  # barely wide
+    ("trunc_normal", dict(std=1.0, mean=0.0, a=-0.125, b=0.125)),
     ("trunc_normal", dict(std=1.0, mean=0.0, a=1.5, b=1.5)),
 ]
 IDS = [f"{name}-{'-'.join(f'{v:g}' for v in kw.values())}" for name, kw in CASES]

@@ -178,6 +178,34 @@ def test_a_nan_is_one_pattern(isa: str, dtype: str) -> None:
         assert got.isnan().all()
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_steps_are_one_ieee_operation_each(isa: str, dtype: str) -> None:
+    """NumPy's operations, in the working precision: no division by a reciprocal, no fp32 operand in fp64."""
+    real = np.dtype(dtype).type
+
+    def draw(*steps: tuple[str, tuple[float, ...]]) -> np.ndarray:
+        got = torch.empty(20_003, dtype=TORCH_DTYPES[dtype])
+        rounded = [(op, tuple(float(real(arg)) for arg in args)) for op, args in steps]
+        where = dict(seed=3, tensor_id=4, start=1, steps=(1,), unary=native.unary_codes(rounded))
+        native.fill([native.piece(got, "normal", (1.0, 0.0), **where)])
+        return got.numpy()
+
+    x, s = draw(), real(0.1)
+    wanted = {
+        "add": x + s,
+        "sub": x - s,
+        "mul": x * s,
+        "div": x / s,
+        "clamp_min": np.maximum(x, s),
+        "clamp_max": np.minimum(x, s),
+    }
+    for op, want in wanted.items():
+        assert_bitwise_equal(draw((op, (0.1,))).view(f"u{real().nbytes}"), want.view(f"u{real().nbytes}"), op)
+    chain = draw(("mul", (0.1,)), ("add", (0.3,)), ("div", (7.0,)), ("neg", ()), ("clamp", (-0.07, math.inf)))
+    want = np.maximum(-((x * s + real(0.3)) / real(7.0)), real(-0.07))
+    assert_bitwise_equal(chain.view(f"u{real().nbytes}"), want.view(f"u{real().nbytes}"), "chain")
+
+
 @pytest.mark.parametrize("dtype", TORCH_DTYPES)
 def test_a_constant_keeps_its_sign(isa: str, dtype: str) -> None:
     """Zero's too, and through steps: torch's own -0.0 and x * -1 do."""

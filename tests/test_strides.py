@@ -48,6 +48,25 @@ def test_only_the_view_is_written(isa: str, name: str, dtype: str) -> None:
     assert_bitwise_equal(patterns(memory), patterns(marker), f"{name}: outside the view")
 
 
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+def test_long_strided_rows(isa: str, dtype: str) -> None:
+    """Longer than what passes through the cache at a time, so that the position in memory is carried on."""
+    memory = torch.zeros(3 * 5003 + 4, dtype=TORCH_DTYPES[dtype])
+    view = memory[2:-2:3]
+    fill(view)
+    want = torch.zeros_like(memory)
+    want[2:-2:3] = whole(tuple(view.shape), TORCH_DTYPES[dtype])
+    assert_bitwise_equal(patterns(memory), patterns(want), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_long_strided_rows_of_bits(isa: str, dtype: str) -> None:
+    memory = torch.zeros(5003, 2, dtype=getattr(torch, dtype))
+    shardinit.random_bits_(memory[:, 1], seed=4, tensor_id="w")
+    assert torch.equal(memory[:, 1], shardinit.random_bits_(torch.empty_like(memory[:, 0]), seed=4, tensor_id="w"))
+    assert not memory[:, 0].any()
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float8_e5m2"])
 def test_misaligned_starts(isa: str, dtype: str) -> None:
     for begin, count in itertools.product(range(8), (1, 5, 63, 64, 65, 257)):
