@@ -11,6 +11,7 @@ import torch
 from conftest import TORCH_DTYPES, assert_bitwise_equal, patterns
 
 import torch_shardinit as shardinit
+from torch_shardinit import _native
 
 ROOT = Path(__file__).parent.parent
 HEX_FLOAT = re.compile(r"-?0x[01](?:\.[0-9a-f]+)?p[+-]?[0-9]+")
@@ -62,6 +63,10 @@ def test_golden_vectors(isa: str, path: Path) -> None:
         assert_bitwise_equal(got, want, line[:120])
         cases += 1
     assert cases > 30
+
+
+def test_the_native_module_is_of_this_stream() -> None:
+    assert _native.STREAM_VERSION == shardinit.STREAM_VERSION == 1
 
 
 def test_golden_files_are_there() -> None:

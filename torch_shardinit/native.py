@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import _native
-from .draws import BITS_DTYPES, DISTRIBUTION_CODES, DTYPE_CODES, check_draw
+from .draws import BITS_DTYPES, DISTRIBUTION_CODES, DTYPE_CODES
 
 _DTYPE_NAMES = {getattr(torch, name): name for name in (*DTYPE_CODES, *BITS_DTYPES)}
 _UNARY_CODES = {"add": 0, "sub": 1, "mul": 2, "div": 3, "clamp_min": 4, "clamp_max": 5, "neg": 6}
@@ -92,21 +92,3 @@ def piece(
 def fill(pieces: list[NativePiece]) -> None:
     """Fills all pieces with torch's number of intra-op threads. The tensors must outlive the call."""
     _native.fill(pieces, torch.get_num_threads())
-
-
-def fill_grid_(
-    view: torch.Tensor,
-    distribution: str,
-    args: tuple[float, ...],
-    *,
-    seed: int,
-    tensor_id: int,
-    start: int,
-    strides: Sequence[int],
-) -> None:
-    """Fills a strided CPU view in place; element (k0, k1, ...) takes global index start + sum k_d * strides[d]."""
-    name = dtype_name(view.dtype)
-    if name not in DTYPE_CODES:
-        raise TypeError(f"{distribution}_: dtype must be one of {', '.join(DTYPE_CODES)}, got {view.dtype}")
-    params = check_draw(distribution, tuple(args), name, f"{distribution}_")
-    fill([piece(view, distribution, params, seed=seed, tensor_id=tensor_id, start=start, steps=strides)])
