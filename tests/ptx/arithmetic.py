@@ -19,8 +19,8 @@ class Operation:
     """function takes one array per source and returns one per destination (a tuple where there are several).
 
     Arrays have the dtype of their type and the shape (threads,), or (1,) for a value that all threads share.
-    wide: registers may be wider than the type, as conversions allow. carry_in, carry_out: the condition code is one more
-    source or destination. seeded: one more source, the units by which rsqrt.approx is off.
+    wide: registers may be wider than the type, as conversions allow. carry_in, carry_out: the condition code is one
+    more source or destination. seeded: one more source, the units by which rsqrt.approx is off.
     """
 
     destinations: tuple[str, ...]
@@ -160,9 +160,7 @@ def _mad(modifiers: Modifiers) -> Operation:
         result = integers.add_carry(product, c, np.zeros(1, bool) if carry is None else carry)
         return result if carry_out else result[0]
 
-    return Operation(
-        (_bits(type_),), (type_, type_, _bits(type_)), function, carry_in=carry_in, carry_out=carry_out
-    )
+    return Operation((_bits(type_),), (type_, type_, _bits(type_)), function, carry_in=carry_in, carry_out=carry_out)
 
 
 def _fma(modifiers: Modifiers) -> Operation:
@@ -294,7 +292,9 @@ def _set(modifiers: Modifiers) -> Operation:
         result = compare(a, b)
         return np.where(merge(result, c[0]) if merge else result, yes, no)
 
-    return Operation((_bits(target) if target != "f32" else target,), (type_, type_) + ("pred",) * bool(merge), function)
+    return Operation(
+        (_bits(target) if target != "f32" else target,), (type_, type_) + ("pred",) * bool(merge), function
+    )
 
 
 def _selp(modifiers: Modifiers) -> Operation:

@@ -30,8 +30,9 @@ def find_nvcc() -> Path | None:
     for site in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         roots.extend(sorted(Path(site).glob("nvidia/*")))
     for root in roots:
-        if os.access(root / "bin" / "nvcc", os.X_OK):
-            return root / "bin" / "nvcc"
+        candidate = root / "bin" / "nvcc"
+        if os.access(candidate, os.X_OK):
+            return candidate
     return None
 
 
@@ -45,13 +46,12 @@ def _version(nvcc: Path) -> str:
     return subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
 
 
-def compile_to_ptx(
-    source: Path | str, arch: str, flags: Sequence[str] = (), include: Sequence[Path] = ()
-) -> str:
+def compile_to_ptx(source: Path | str, arch: str, flags: Sequence[str] = (), include: Sequence[Path] = ()) -> str:
     """PTX of a .cu file, or of CUDA source text, for an architecture such as "sm_90".
 
-    flags go to nvcc as they are; include are folders of headers. The text is kept under build/ptx, by the content of the
-    source, of all headers in `include`, the flags and nvcc's version. Raises RuntimeError with nvcc's words if it fails.
+    flags go to nvcc as they are; include are folders of headers. The text is kept under build/ptx, by the content of
+    the source, of all headers in `include`, the flags and nvcc's version. Raises RuntimeError with nvcc's words if it
+    fails.
     """
     nvcc = find_nvcc()
     if nvcc is None:
@@ -61,8 +61,8 @@ def compile_to_ptx(
     digest = hashlib.sha256()
     for piece in (_version(nvcc), arch, *flags, text):
         digest.update(piece.encode() + b"\0")
-    for folder in folders:
-        for header in sorted(folder.iterdir()):
+    for directory in folders:
+        for header in sorted(directory.iterdir()):
             if header.suffix in _HEADER_SUFFIXES:
                 digest.update(header.name.encode() + b"\0" + header.read_bytes() + b"\0")
     kept = _CACHE / f"{digest.hexdigest()[:32]}.ptx"

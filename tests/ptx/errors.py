@@ -1,4 +1,4 @@
-"""What can go wrong while PTX is read or run. Every error names the kernel, the instruction and its line where it knows them."""
+"""What can go wrong while PTX is read or run. Errors name the kernel, the line and the instruction where they know them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class BudgetExceeded(PtxError):
 
 
 class LaneFault(Exception):
-    """Raised inside an instruction, which knows the lane but not where it stands; machine.py makes an ExecutionError."""
+    """Raised inside an instruction, which knows the lane but not where it stands: machine.py tells the rest."""
 
     def __init__(self, kind: type[ExecutionError], problem: str, lane: int = 0, address: int | None = None) -> None:
         super().__init__(problem)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-NAN = {
+NAN: dict[np.dtype, np.ndarray] = {
     np.dtype(np.float32): np.array([0x7FFFFFFF], np.uint32).view(np.float32),
     np.dtype(np.float64): np.array([0x7FFFFFFFFFFFFFFF], np.uint64).view(np.float64),
 }
@@ -93,8 +93,8 @@ def two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def round_to_odd(s: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """s + error (float64, |error| at most half a unit of s), rounded to odd: where inexact, the neighbour whose last bit is
-    1. Rounding that once more to fewer bits is as good as rounding once (Boldo and Melquiond, 2008)."""
+    """s + error (float64, |error| at most half a unit of s), rounded to odd: where inexact, the neighbour whose last
+    bit is 1. Rounding that once more to fewer bits is as good as rounding once (Boldo and Melquiond, 2008)."""
     bits = s.view(np.int64)
     move = (error != 0) & ((bits & 1) == 0) & np.isfinite(s)
     if not move.any():
@@ -175,7 +175,7 @@ def round_fraction(x: Fraction) -> float:
 
 
 def rsqrt32(x: np.ndarray) -> np.ndarray:
-    """1 / sqrt(x), correctly rounded (tests/test_ptx_instructions.py checks every mantissa of both exponent parities)."""
+    """1 / sqrt(x), correctly rounded (tests/test_ptx_instructions.py checks every mantissa and exponent parity)."""
     root = np.sqrt(x.astype(np.float64))
     return canonical((1.0 / root).astype(np.float32))
 

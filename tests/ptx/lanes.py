@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from .memory import Buffer, Memory
 from .parse import Register
 
 # What stands in a register of a thread that never wrote it, so that a result that depends on it is wrong.
-_POISON = {1: 1, 2: 0xDEAD, 4: 0xDEADBEEF, 8: 0xDEADBEEFCAFEF00D}
+_POISON = {1: 1, 2: 0xDEAD, 4: 0xDEADBEEF, 8: 0x5EADBEEFCAFEF00D}
 
 
 def storage_dtype(register: Register) -> np.dtype:
@@ -22,9 +23,7 @@ def storage_dtype(register: Register) -> np.dtype:
 
 def poison(register: Register) -> np.ndarray:
     dtype = storage_dtype(register)
-    return np.array([_POISON[dtype.itemsize]]).astype(dtype) if register.type == "pred" else np.array(
-        [_POISON[dtype.itemsize]], dtype
-    )
+    return np.array([_POISON[dtype.itemsize]]).astype(dtype)
 
 
 @dataclass
@@ -38,15 +37,12 @@ class Context:
     parameters: Buffer  # in parameter space
     generic: list[Buffer]  # global memory and the window on the parameters
     seed_error: Callable[[np.ndarray], np.ndarray]
+    sizes: dict[str, np.ndarray] = field(default_factory=dict, init=False)  # by special register
 
     def __post_init__(self) -> None:
-        for name, sizes in (("ntid", self.block), ("nctaid", self.grid)):
-            for axis, size in zip("xyz", sizes, strict=True):
-                self.shared[f"%{name}.{axis}"] = np.array([size], np.uint32)
-
-    @property
-    def shared(self) -> dict[str, np.ndarray]:
-        return self.__dict__.setdefault("_shared", {})
+        for name, triple in (("ntid", self.block), ("nctaid", self.grid)):
+            for axis, size in zip("xyz", triple, strict=True):
+                self.sizes[f"%{name}.{axis}"] = np.array([size], np.uint32)
 
     def thread(self, number: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """((block x, y, z), (thread x, y, z)) of a thread's number in the launch."""
@@ -54,7 +50,8 @@ class Context:
         return _unravel(number // num_threads, self.grid), _unravel(number % num_threads, self.block)
 
 
-def _unravel(number: int, sizes: tuple[int, int, int]) -> tuple[int, int, int]:
+def _unravel(number: Any, sizes: tuple[int, int, int]) -> tuple[Any, Any, Any]:
+    """x runs fastest. number: an int or an array of them."""
     return number % sizes[0], number // sizes[0] % sizes[1], number // (sizes[0] * sizes[1])
 
 
@@ -77,9 +74,9 @@ class Lanes(dict[int, np.ndarray]):
         return value if value.shape[0] == self.size else np.repeat(value, self.size)
 
     def special(self, name: str) -> np.ndarray:
-        shared = self.context.shared.get(name)
-        if shared is not None:
-            return shared
+        size = self.context.sizes.get(name)
+        if size is not None:
+            return size
         if name not in self._special:
             x, y, z = self.context.block
             block, thread = np.divmod(self.threads, x * y * z)
@@ -88,8 +85,8 @@ class Lanes(dict[int, np.ndarray]):
             else:
                 kind, axis = name[1:].split(".")
                 number, sizes = (thread, self.context.block) if kind == "tid" else (block, self.context.grid)
-                value = _unravel(number, sizes)["xyz".index(axis)]  # type: ignore[arg-type]
-            self._special[name] = np.asarray(value).astype(np.uint32)
+                value = _unravel(number, sizes)["xyz".index(axis)]
+            self._special[name] = value.astype(np.uint32)
         return self._special[name]
 
     def merge(self, register: Register, index: np.ndarray, value: np.ndarray) -> None:

@@ -1,7 +1,8 @@
 """Runs a kernel's PTX on the CPU, all threads of a chunk at once.
 
-Threads of our kernels never wait for one another, so chunks of threads run one after the other. Inside a chunk each thread
-has its own place in the program; the threads at the least place run next, until they branch apart or meet others.
+Threads of our kernels never wait for one another, so chunks of threads run one after the other. Inside a chunk each
+thread has its own place in the program; the threads at the least place run next, until they branch apart or meet
+others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ SeedError = int | np.random.Generator | Callable[[np.ndarray], np.ndarray]
 # More threads cost less overhead each, until their registers leave the cache.
 CHUNK_THREADS = 16384
 _DONE = np.iinfo(np.int64).max
-_ADDRESS_BITS = 64
 
 
 @dataclass
@@ -146,8 +146,8 @@ class Module:
         """Runs a kernel to its end.
 
         params: the whole parameter block. rsqrt_ulp: by how many units rsqrt.approx is off: always the same number; a
-        Generator, drawn from [-8, 8] for each thread and execution; or a function of the float32 operands that returns one
-        int each. max_instructions: that a chunk of threads may take, each group of threads that run apart counting.
+        Generator, drawn from [-8, 8] for each thread and execution; or a function of the float32 operands that returns
+        one int each. max_instructions: that a chunk of threads may take, each group of threads that run apart counting.
 
         Raises LaunchError, ExecutionError (MemoryFault, Misaligned, Race, UndefinedRegister, ...) or BudgetExceeded.
         """
@@ -212,7 +212,7 @@ class _Chunk:
                 self._run_together(Subset(self.lanes, index), index, place, others)
 
     def _run_together(self, lanes: Lanes, index: np.ndarray | None, place: int, others: int) -> None:
-        """From `place` until the group parts, leaves, or comes to where others wait. index: which threads, None for all."""
+        """From `place` until the group parts, leaves, or comes to where others wait. index: its threads, None for all."""
         where = slice(None) if index is None else index
         written: set[Register] = set()
         while True:
@@ -264,6 +264,4 @@ class _Chunk:
 
     def _located(self, fault: LaneFault, lanes: Lanes, instruction: Instruction) -> ExecutionError:
         thread = self.lanes.context.thread(int(lanes.threads[min(fault.lane, lanes.size - 1)]))
-        return fault.kind(
-            fault.problem, self.kernel.name, instruction.line, instruction.text, thread, fault.address
-        )
+        return fault.kind(fault.problem, self.kernel.name, instruction.line, instruction.text, thread, fault.address)

@@ -68,8 +68,10 @@ class Memory:
         return address
 
     def write_counts(self, address: int) -> np.ndarray:
-        """How many times each byte of the buffer mapped at `address` was written (255: or more). Memory(count_writes=True)
-        only."""
+        """How many times each byte of the buffer mapped at `address` was written (255: or more).
+
+        Raises ValueError unless this is Memory(count_writes=True).
+        """
         for buffer in self.buffers:
             if buffer.base == address:
                 if buffer.counts is None:
@@ -83,7 +85,9 @@ def _locate(buffers: list[Buffer], addresses: np.ndarray, access_bytes: int, wha
     crooked = (addresses & np.uint64(access_bytes - 1)) != 0
     if crooked.any():
         lane = int(np.argmax(crooked))
-        raise LaneFault(Misaligned, f"{what} of {access_bytes} bytes must be aligned to them", lane, int(addresses[lane]))
+        raise LaneFault(
+            Misaligned, f"{what} of {access_bytes} bytes must be aligned to them", lane, int(addresses[lane])
+        )
     low, high = int(addresses.min()), int(addresses.max())
     for buffer in buffers:
         if buffer.base <= low and high + access_bytes <= buffer.end:
@@ -96,9 +100,7 @@ def _locate(buffers: list[Buffer], addresses: np.ndarray, access_bytes: int, wha
     lost = owner < 0
     if lost.any():
         lane = int(np.argmax(lost))
-        raise LaneFault(
-            MemoryFault, f"{what} of {access_bytes} bytes outside every buffer", lane, int(addresses[lane])
-        )
+        raise LaneFault(MemoryFault, f"{what} of {access_bytes} bytes outside every buffer", lane, int(addresses[lane]))
     return owner
 
 
@@ -125,13 +127,14 @@ def store(buffers: list[Buffer], addresses: np.ndarray, values: np.ndarray) -> N
     access_bytes = element_bytes * count
     owner = _locate(buffers, addresses, access_bytes, "store")
     _check_race(addresses)
-    for number in [None] if isinstance(owner, Buffer) else np.unique(owner):
-        lanes = slice(None) if number is None else owner == number
-        buffer = owner if isinstance(owner, Buffer) else buffers[number]
+    if isinstance(owner, Buffer):
+        parts = [(owner, np.arange(addresses.size))]
+    else:
+        parts = [(buffers[number], np.flatnonzero(owner == number)) for number in np.unique(owner)]
+    for buffer, lanes in parts:
         at = addresses[lanes]
         if not buffer.writable:
-            lane = 0 if number is None else int(np.argmax(lanes))
-            raise LaneFault(MemoryFault, "store to read-only memory", lane, int(at[0]))
+            raise LaneFault(MemoryFault, "store to read-only memory", int(lanes[0]), int(at[0]))
         rows, first = buffer.elements(element_bytes, count)
         rows[(at - np.uint64(first)) // np.uint64(access_bytes)] = values[lanes]
         buffer.count(at, access_bytes)

@@ -94,7 +94,16 @@ class Sink:
 
 
 Operand = (
-    Register | SpecialRegister | IntImmediate | FloatImmediate | Symbol | Address | Vector | Negated | PredicatePair | Sink
+    Register
+    | SpecialRegister
+    | IntImmediate
+    | FloatImmediate
+    | Symbol
+    | Address
+    | Vector
+    | Negated
+    | PredicatePair
+    | Sink
 )
 
 

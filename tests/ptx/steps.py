@@ -142,7 +142,8 @@ class StepBuilder:
         expected = num_written + len(operation.sources)
         if len(operands) != expected:
             raise UnsupportedInstruction(f"expected {expected} operands, got {len(operands)}")
-        writes, written = [], []
+        writes: list[Write] = []
+        written: list[Register] = []
         for operand, type_ in zip(operands, operation.destinations, strict=False):
             write, registers = self._writer(operand, type_, operation.wide)
             writes.append(write)
@@ -302,7 +303,7 @@ class StepBuilder:
         return run, ()
 
     def _cvta(self, instruction: Instruction) -> tuple[Run, tuple[Register, ...]]:
-        """cvta.space: an address of a space to a generic one; cvta.to.space: back. Global addresses are generic ones."""
+        """cvta.space: an address of a space to a generic one; cvta.to.space: back. Global ones are generic already."""
         modifiers = Modifiers(instruction)
         back = modifiers.take("to") is not None
         space = modifiers.need("global", "param", "param::entry").split("::")[0]
