@@ -1,5 +1,6 @@
 """An interpreter of the PTX that nvcc emits for our kernels: their bytes, on machines without a GPU."""
 
+from .audit import Audit, audit, inspect
 from .errors import (
     BudgetExceeded,
     DivisionByZero,
@@ -18,6 +19,7 @@ from .machine import Kernel, Module, Statistics
 from .memory import Memory
 
 __all__ = [
+    "Audit",
     "BudgetExceeded",
     "DivisionByZero",
     "ExecutionError",
@@ -34,4 +36,6 @@ __all__ = [
     "Trap",
     "UndefinedRegister",
     "UnsupportedInstruction",
+    "audit",
+    "inspect",
 ]
