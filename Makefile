@@ -18,13 +18,13 @@ test: $(STAMP)
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror csrc/*.h csrc/*.cpp
+	$(BIN)/clang-format --dry-run -Werror csrc/*.h csrc/*.cpp csrc/*.cu csrc/*.cuh
 	$(BIN)/mypy
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp
+	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp csrc/*.cu csrc/*.cuh
 
 bench: $(STAMP)
 	$(BIN)/python bench/fill.py

@@ -23,8 +23,8 @@ struct Draw {
   };
 };
 
-// A function maps the words (p, q) of elements (2j, 2j + 1) to their values, for scalars and vectors alike. kPlane is where
-// the words come from; 64-bit words have their high halves there and their low ones in the plane after it.
+// A function maps the words (p, q) of elements (2j, 2j + 1) to their values, for scalars and vectors alike. kPlane is
+// where the words come from; 64-bit words have their high halves there and their low ones in the plane after it.
 template <class T, bool kScaled = false>
 struct UniformFn {
   using Params = UniformParams<T>;

@@ -1,18 +1,18 @@
-// The CUDA kernels and their launches. What a value is stands in the headers that the CPU shares; what goes to a kernel, in
-// launch.h.
-#include "fill_cuda.h"
-
+// The CUDA kernels and their launches. What a value is stands in the headers that the CPU shares; what goes to a
+// kernel, in launch.h.
 #include <atomic>
 #include <stdexcept>
 #include <string>
 
+#include "fill_cuda.h"
 #include "launch.h"
 #include "store.cuh"
 
 namespace shardinit {
 namespace {
 
-// ---- a block's values -----------------------------------------------------------------------------------------------------
+// ---- a block's values
+// -----------------------------------------------------------------------------------------------------
 
 // The last piece that begins at or before `at`.
 template <class Begin>
@@ -26,7 +26,8 @@ __device__ __forceinline__ uint32_t find_piece(uint32_t num_pieces, uint64_t at,
 }
 
 template <class Fn, class T>
-__device__ __forceinline__ void values_of(const Fn& fn, const Words4<uint32_t>& high, const Words4<uint32_t>& low, T x[4]) {
+__device__ __forceinline__ void values_of(const Fn& fn, const Words4<uint32_t>& high, const Words4<uint32_t>& low,
+                                          T x[4]) {
   using Word = typename Fn::Word;
   Word w[4];
   for (int k = 0; k < 4; ++k) {
@@ -43,7 +44,8 @@ __device__ __forceinline__ void values_of(const Fn& fn, const Words4<uint32_t>& 
 template <class Fn>
 using ValueOf = std::decay_t<decltype(std::declval<Fn>()(typename Fn::Word{}, typename Fn::Word{}).even)>;
 
-// ---- how a kernel of runs is compiled: chosen by what SASS results (bench/count_sass.py) -----------------------------------
+// ---- how a kernel of runs is compiled: chosen by what SASS results (bench/count_sass.py)
+// -----------------------------------
 
 template <class Fn, class... Others>
 inline constexpr bool kOneOf = (std::is_same_v<Fn, Others> || ...);
@@ -65,7 +67,8 @@ __host__ __device__ constexpr uint32_t resident() {
   return 4;
 }
 
-// ---- runs -----------------------------------------------------------------------------------------------------------------
+// ---- runs
+// -----------------------------------------------------------------------------------------------------------------
 
 // Writes blocks of a piece of a run. Copies what every block needs, so that it stays in registers.
 template <class Fn, class Out>
@@ -126,8 +129,8 @@ __device__ __forceinline__ void fill_runs(const RunBatch<Fn>& batch) {
   const uint64_t span_blocks = uint64_t{batch.header.passes} * kPassBlocks;
   for (uint64_t span = uint64_t{blockIdx.x} * (blockDim.x / kWarpThreads) + threadIdx.x / kWarpThreads;
        span < batch.header.total; span += num_warps) {
-    const auto& piece = batch.pieces[find_piece(batch.header.num_pieces, span,
-                                                [&](uint32_t k) { return batch.pieces[k].first_span; })];
+    const auto& piece =
+        batch.pieces[find_piece(batch.header.num_pieces, span, [&](uint32_t k) { return batch.pieces[k].first_span; })];
     const RunWriter<Fn, Out> writer(batch, piece);
     const uint32_t lanes = writer.lanes();
     const uint32_t bytes = writer.bytes();
@@ -165,7 +168,8 @@ __device__ __forceinline__ void fill_runs(const RunBatch<Fn>& batch) {
   }
 }
 
-// ---- grids ----------------------------------------------------------------------------------------------------------------
+// ---- grids
+// ----------------------------------------------------------------------------------------------------------------
 
 template <class Fn>
 struct GridWriter {
@@ -234,9 +238,10 @@ struct GridWriter<ConstantFn> {
 template <class Fn>
 __device__ __forceinline__ void fill_grids(const GridBatch<Fn>& batch) {
   const uint64_t num_threads = uint64_t{gridDim.x} * blockDim.x;
-  for (uint64_t unit = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; unit < batch.header.total; unit += num_threads) {
-    const auto& piece = batch.pieces[find_piece(batch.header.num_pieces, unit,
-                                                [&](uint32_t k) { return batch.pieces[k].first_unit; })];
+  for (uint64_t unit = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; unit < batch.header.total;
+       unit += num_threads) {
+    const auto& piece =
+        batch.pieces[find_piece(batch.header.num_pieces, unit, [&](uint32_t k) { return batch.pieces[k].first_unit; })];
     const Axis* const axes = batch.axes + piece.first_axis;
     const int num_outer = static_cast<int>(piece.num_axes) - 1;
     const Axis& run = axes[num_outer];
@@ -267,25 +272,27 @@ __device__ __forceinline__ void fill_grids(const GridBatch<Fn>& batch) {
 
 }  // namespace
 
-// ---- the kernels ------------------------------------------------------------------------------------------------------------
+// ---- the kernels
+// ------------------------------------------------------------------------------------------------------------
 
-#define SHARDINIT_X(name, Fn, Out)                                                                                    \
-  extern "C" __global__ void __launch_bounds__(kThreads, resident<Fn, Out>())                                          \
-      shardinit_run_##name(const __grid_constant__ RunBatch<Fn> batch) {                                              \
-    fill_runs<Fn, Out>(batch);                                                                                        \
+#define SHARDINIT_X(name, Fn, Out)                                            \
+  extern "C" __global__ void __launch_bounds__(kThreads, resident<Fn, Out>()) \
+      shardinit_run_##name(const __grid_constant__ RunBatch<Fn> batch) {      \
+    fill_runs<Fn, Out>(batch);                                                \
   }
 SHARDINIT_RUN_KERNELS(SHARDINIT_X)
 #undef SHARDINIT_X
 
-#define SHARDINIT_X(name, Fn)                                                                                         \
-  extern "C" __global__ void __launch_bounds__(kThreads)                                                              \
-      shardinit_grid_##name(const __grid_constant__ GridBatch<Fn> batch) {                                            \
-    fill_grids<Fn>(batch);                                                                                            \
+#define SHARDINIT_X(name, Fn)                                              \
+  extern "C" __global__ void __launch_bounds__(kThreads)                   \
+      shardinit_grid_##name(const __grid_constant__ GridBatch<Fn> batch) { \
+    fill_grids<Fn>(batch);                                                 \
   }
 SHARDINIT_GRID_KERNELS(SHARDINIT_X)
 #undef SHARDINIT_X
 
-// ---- launches ---------------------------------------------------------------------------------------------------------------
+// ---- launches
+// ---------------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -333,8 +340,8 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
-// CUDA loads a kernel when it is first needed, which a stream that is being captured need not allow: so load it before, in
-// the mode that does.
+// CUDA loads a kernel when it is first needed, which a stream that is being captured need not allow: so load it before,
+// in the mode that does.
 void load(Kernel kernel, int device) {
   constexpr int kMaxDevices = 64;
   static std::atomic<uint64_t> loaded[kMaxDevices];
@@ -360,8 +367,8 @@ void fill_cuda(const Piece* pieces, size_t num_pieces, int device, void* stream)
   plan_launches(pieces, num_pieces, static_cast<uint32_t>(num_processors), [&](const Launch& launch) {
     load(launch.kernel, device);
     void* arguments[] = {const_cast<void*>(launch.parameters)};
-    const cudaError_t status = cudaLaunchKernel(function_of(launch.kernel), dim3(launch.grid), dim3(kThreads), arguments,
-                                                0, static_cast<cudaStream_t>(stream));
+    const cudaError_t status = cudaLaunchKernel(function_of(launch.kernel), dim3(launch.grid), dim3(kThreads),
+                                                arguments, 0, static_cast<cudaStream_t>(stream));
     if (status == cudaSuccess) return;
     check(status, std::string("launching ") + name_of(launch.kernel) + on_device(device) + " for " +
                       std::to_string(launch.num_elements) + " elements in " + std::to_string(launch.num_pieces) +

@@ -17,9 +17,9 @@ constexpr uint32_t kWarpsPerProcessor = 128;  // twice what can be resident, so 
 
 template <class Fn, class Out>
 struct RunKernel;
-#define SHARDINIT_X(name, Fn, Out)                      \
-  template <>                                           \
-  struct RunKernel<Fn, Out> {                           \
+#define SHARDINIT_X(name, Fn, Out)                        \
+  template <>                                             \
+  struct RunKernel<Fn, Out> {                             \
     static constexpr Kernel kKernel = Kernel::run_##name; \
   };
 SHARDINIT_RUN_KERNELS(SHARDINIT_X)
@@ -104,10 +104,11 @@ ConstantFn::Params params_of(const Piece& piece, ConstantFn*) {
   return {pattern};
 }
 
-// ---- which kernel -----------------------------------------------------------------------------------------------------
+// ---- which kernel
+// -----------------------------------------------------------------------------------------------------
 
-// Whether no word of a wide interval reaches the tails: W is greatest at one of the interval's ends, and far from kTailFrom
-// against its own rounding error.
+// Whether no word of a wide interval reaches the tails: W is greatest at one of the interval's ends, and far from
+// kTailFrom against its own rounding error.
 bool is_central(const TruncNormalWide<float>& params) {
   constexpr float kMargin = 0.01f;
   return params.scale == 0.0f && quantile_of<false>(uint32_t{0}, params).w < kTailFrom - kMargin &&
@@ -176,7 +177,8 @@ Kernel kernel_of(const Piece& piece) {
   return run_kernel_of(piece);
 }
 
-// ---- batches ----------------------------------------------------------------------------------------------------------
+// ---- batches
+// ----------------------------------------------------------------------------------------------------------
 
 using Emit = std::function<void(const Launch&)>;
 
@@ -224,7 +226,8 @@ void plan_runs(Kernel kernel, const Piece* pieces, size_t num_pieces, const Kern
   constexpr bool kConstant = std::is_same_v<Fn, ConstantFn>;
   uint64_t num_blocks = 0;
   for (size_t k = 0; k < num_pieces; ++k) {
-    if (kernels[k] == kernel) num_blocks += static_cast<uint64_t>(pieces[k].grid.numel()) / lanes_of<Fn>(pieces[k].dtype);
+    if (kernels[k] == kernel)
+      num_blocks += static_cast<uint64_t>(pieces[k].grid.numel()) / lanes_of<Fn>(pieces[k].dtype);
   }
   const uint64_t passes = num_blocks / kPassBlocks / (uint64_t{kWarpsPerProcessor} * num_processors);
   Open<RunBatch<Fn>> open{kernel, kThreads / kWarpThreads, emit};
@@ -358,15 +361,15 @@ void plan_launches(const Piece* pieces, size_t num_pieces, uint32_t num_processo
     kernels[k] = kernel_of(pieces[k]);
     used.set(static_cast<size_t>(kernels[k]));
   }
-#define SHARDINIT_X(name, Fn, Out)                                                                       \
-  if (used.test(static_cast<size_t>(Kernel::run_##name))) {                                              \
-    plan_runs<Fn>(Kernel::run_##name, pieces, num_pieces, kernels.data(), num_processors, emit);         \
+#define SHARDINIT_X(name, Fn, Out)                                                               \
+  if (used.test(static_cast<size_t>(Kernel::run_##name))) {                                      \
+    plan_runs<Fn>(Kernel::run_##name, pieces, num_pieces, kernels.data(), num_processors, emit); \
   }
   SHARDINIT_RUN_KERNELS(SHARDINIT_X)
 #undef SHARDINIT_X
-#define SHARDINIT_X(name, Fn)                                                             \
-  if (used.test(static_cast<size_t>(Kernel::grid_##name))) {                              \
-    plan_grids<Fn>(Kernel::grid_##name, pieces, num_pieces, kernels.data(), emit);        \
+#define SHARDINIT_X(name, Fn)                                                      \
+  if (used.test(static_cast<size_t>(Kernel::grid_##name))) {                       \
+    plan_grids<Fn>(Kernel::grid_##name, pieces, num_pieces, kernels.data(), emit); \
   }
   SHARDINIT_GRID_KERNELS(SHARDINIT_X)
 #undef SHARDINIT_X

@@ -1,5 +1,5 @@
-// What goes to the CUDA kernels: their parameter blocks, and the plan of the launches that a batch of pieces needs. There is
-// no CUDA in here, so that a machine without a GPU can make the plan and run the kernels' PTX with it.
+// What goes to the CUDA kernels: their parameter blocks, and the plan of the launches that a batch of pieces needs.
+// There is no CUDA in here, so that a machine without a GPU can make the plan and run the kernels' PTX with it.
 #pragma once
 
 #include <functional>
@@ -10,10 +10,10 @@
 namespace shardinit {
 
 inline constexpr uint32_t kWarpThreads = 32;
-inline constexpr uint32_t kThreads = 256;        // of a thread block; the kernels take any multiple of a warp
-inline constexpr uint32_t kMostInFlight = 4;     // Philox blocks that a thread does in a turn of its loop
+inline constexpr uint32_t kThreads = 256;     // of a thread block; the kernels take any multiple of a warp
+inline constexpr uint32_t kMostInFlight = 4;  // Philox blocks that a thread does in a turn of its loop
 inline constexpr uint32_t kPassBlocks = kWarpThreads * kMostInFlight;  // what a warp does at least
-inline constexpr size_t kParameterBytes = 4096;  // the most that every driver takes
+inline constexpr size_t kParameterBytes = 4096;                        // the most that every driver takes
 
 struct BatchHeader {
   PhiloxKey key;
@@ -22,7 +22,8 @@ struct BatchHeader {
   uint64_t total;   // spans of a RunBatch, units of a GridBatch
 };
 
-// ---- runs: elements side by side in memory with consecutive global indices, and no steps after the draw ---------------
+// ---- runs: elements side by side in memory with consecutive global indices, and no steps after the draw
+// ---------------
 
 template <class Fn>
 inline constexpr int kPlanes = sizeof(typename Fn::Word) == 8 ? 2 : 1;
@@ -57,10 +58,11 @@ struct RunBatch {
   Piece pieces[kMaxPieces];
 };
 
-// ---- grids: any strides and steps, and steps after the draw ------------------------------------------------------------
+// ---- grids: any strides and steps, and steps after the draw
+// ------------------------------------------------------------
 
-// A unit is one Philox block of one row: the axes before the last number the rows, and along the last one global indices
-// are consecutive. Axes and steps of all pieces lie in two pools, since most pieces have few of either.
+// A unit is one Philox block of one row: the axes before the last number the rows, and along the last one global
+// indices are consecutive. Axes and steps of all pieces lie in two pools, since most pieces have few of either.
 template <class Fn>
 struct GridPiece {
   uint64_t data;
@@ -94,7 +96,8 @@ struct GridBatch {
   Piece pieces[kMaxPieces];
 };
 
-// ---- which kernels there are -------------------------------------------------------------------------------------------
+// ---- which kernels there are
+// -------------------------------------------------------------------------------------------
 
 using Uniform32 = UniformFn<float>;
 using UniformScaled32 = UniformFn<float, true>;
@@ -116,42 +119,42 @@ struct Brain;
 struct Narrow;
 
 // X(name, function, output)
-#define SHARDINIT_RUN_KERNELS(X)                                \
-  X(uniform_f32, UniformScaled32, Whole)                        \
-  X(uniform_bf16, UniformScaled32, Brain)                       \
-  X(uniform_narrow, UniformScaled32, Narrow)                    \
-  X(normal_f32, Normal32, Whole)                                \
-  X(normal_bf16, Normal32, Brain)                               \
-  X(normal_narrow, Normal32, Narrow)                            \
-  X(trunc_normal_f32, TruncNormal32, Whole)                     \
-  X(trunc_normal_bf16, TruncNormal32, Brain)                    \
-  X(trunc_normal_narrow, TruncNormal32, Narrow)                 \
-  X(trunc_normal_central_f32, TruncNormalCentral32, Whole)      \
-  X(trunc_normal_central_bf16, TruncNormalCentral32, Brain)     \
-  X(trunc_normal_central_narrow, TruncNormalCentral32, Narrow)  \
-  X(trunc_normal_series_f32, TruncNormalNarrow32, Whole)        \
-  X(trunc_normal_series_bf16, TruncNormalNarrow32, Brain)       \
-  X(trunc_normal_series_narrow, TruncNormalNarrow32, Narrow)    \
-  X(uniform_f64, UniformScaled64, Whole)                        \
-  X(normal_f64, Normal64, Whole)                                \
-  X(trunc_normal_f64, TruncNormal64, Whole)                     \
-  X(trunc_normal_series_f64, TruncNormalNarrow64, Whole)        \
-  X(bits32, Bits32, Whole)                                      \
-  X(bits64, Bits64, Whole)                                      \
+#define SHARDINIT_RUN_KERNELS(X)                               \
+  X(uniform_f32, UniformScaled32, Whole)                       \
+  X(uniform_bf16, UniformScaled32, Brain)                      \
+  X(uniform_narrow, UniformScaled32, Narrow)                   \
+  X(normal_f32, Normal32, Whole)                               \
+  X(normal_bf16, Normal32, Brain)                              \
+  X(normal_narrow, Normal32, Narrow)                           \
+  X(trunc_normal_f32, TruncNormal32, Whole)                    \
+  X(trunc_normal_bf16, TruncNormal32, Brain)                   \
+  X(trunc_normal_narrow, TruncNormal32, Narrow)                \
+  X(trunc_normal_central_f32, TruncNormalCentral32, Whole)     \
+  X(trunc_normal_central_bf16, TruncNormalCentral32, Brain)    \
+  X(trunc_normal_central_narrow, TruncNormalCentral32, Narrow) \
+  X(trunc_normal_series_f32, TruncNormalNarrow32, Whole)       \
+  X(trunc_normal_series_bf16, TruncNormalNarrow32, Brain)      \
+  X(trunc_normal_series_narrow, TruncNormalNarrow32, Narrow)   \
+  X(uniform_f64, UniformScaled64, Whole)                       \
+  X(normal_f64, Normal64, Whole)                               \
+  X(trunc_normal_f64, TruncNormal64, Whole)                    \
+  X(trunc_normal_series_f64, TruncNormalNarrow64, Whole)       \
+  X(bits32, Bits32, Whole)                                     \
+  X(bits64, Bits64, Whole)                                     \
   X(constant, ConstantFn, Whole)
 
 // X(name, function); a kernel of grids rounds to whatever the piece says.
-#define SHARDINIT_GRID_KERNELS(X)                    \
-  X(uniform_32, Uniform32)                           \
-  X(normal_32, Normal32)                             \
-  X(trunc_normal_32, TruncNormal32)                  \
-  X(trunc_normal_series_32, TruncNormalNarrow32)     \
-  X(uniform_64, Uniform64)                           \
-  X(normal_64, Normal64)                             \
-  X(trunc_normal_64, TruncNormal64)                  \
-  X(trunc_normal_series_64, TruncNormalNarrow64)     \
-  X(bits32, Bits32)                                  \
-  X(bits64, Bits64)                                  \
+#define SHARDINIT_GRID_KERNELS(X)                \
+  X(uniform_32, Uniform32)                       \
+  X(normal_32, Normal32)                         \
+  X(trunc_normal_32, TruncNormal32)              \
+  X(trunc_normal_series_32, TruncNormalNarrow32) \
+  X(uniform_64, Uniform64)                       \
+  X(normal_64, Normal64)                         \
+  X(trunc_normal_64, TruncNormal64)              \
+  X(trunc_normal_series_64, TruncNormalNarrow64) \
+  X(bits32, Bits32)                              \
+  X(bits64, Bits64)                              \
   X(constant, ConstantFn)
 
 enum class Kernel : int {
@@ -176,8 +179,8 @@ struct Launch {
   uint64_t num_elements;
 };
 
-// Calls emit for each launch that fills the pieces on a device with so many multiprocessors. Pieces must not overlap. To be
-// called under the default floating-point environment.
+// Calls emit for each launch that fills the pieces on a device with so many multiprocessors. Pieces must not overlap.
+// To be called under the default floating-point environment.
 void plan_launches(const Piece* pieces, size_t num_pieces, uint32_t num_multiprocessors,
                    const std::function<void(const Launch&)>& emit);
 

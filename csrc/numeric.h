@@ -75,9 +75,9 @@ SHARDINIT_HD double fma_rn(double a, double b, double c) {
 }
 
 // The square root of a number in [2^-60, 2^60], correctly rounded. nvcc's own costs eight instructions more for the
-// range that we do not need. The result is exact for every seed within 8 ulp of 1/sqrt(a) (csrc/check_sqrt.cu tries all),
-// so it does not depend on what the hardware's approximation gives. The seed's .ftz saves four instructions more; there is
-// nothing to flush.
+// range that we do not need. The result is exact for every seed within 8 ulp of 1/sqrt(a) (csrc/check_sqrt.cu tries
+// all), so it does not depend on what the hardware's approximation gives. The seed's .ftz saves four instructions more;
+// there is nothing to flush.
 SHARDINIT_HD float sqrt_rn(float a) {
 #if defined(__CUDA_ARCH__)
   float y;
@@ -136,8 +136,8 @@ SHARDINIT_HD T select(bool condition, T yes, T no) {
 
 SHARDINIT_HD bool any(bool condition) { return condition; }
 
-// x, but at most or at least the bound. No NaN; a bound of zero is +0, and an x of -0 stays under an upper one and becomes
-// +0 under a lower one, as the processor's own minimum and maximum have it.
+// x, but at most or at least the bound. No NaN; a bound of zero is +0, and an x of -0 stays under an upper one and
+// becomes +0 under a lower one, as the processor's own minimum and maximum have it.
 SHARDINIT_HD float at_most(float x, float bound) {
 #if defined(__CUDA_ARCH__)
   return fminf(x, bound);

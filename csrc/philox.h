@@ -76,7 +76,8 @@ SHARDINIT_HD Words4<W> philox4x32(W c0, const PhiloxHoisted& hoisted, const Phil
   const W c2 = low_half(p0) ^ hoisted.x[2];
   p0 = mul_wide(c0, kPhiloxMul0);
   p1 = mul_wide(c2, kPhiloxMul1);
-  return philox_rounds<3>(high_half(p1) ^ c1 ^ key.k0[2], low_half(p1), high_half(p0) ^ hoisted.x[3], low_half(p0), key);
+  return philox_rounds<3>(high_half(p1) ^ c1 ^ key.k0[2], low_half(p1), high_half(p0) ^ hoisted.x[3], low_half(p0),
+                          key);
 }
 
 }  // namespace shardinit

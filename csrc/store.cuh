@@ -6,7 +6,8 @@
 
 namespace shardinit {
 
-// ---- memory: 64-bit addresses of the global space ------------------------------------------------------------------------
+// ---- memory: 64-bit addresses of the global space
+// ------------------------------------------------------------------------
 
 __device__ __forceinline__ void store(uint64_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d));
@@ -102,7 +103,9 @@ struct Brain {
   static __device__ __forceinline__ void block(Dtype, uint64_t address, const float x[4]) {
     store(address, brain_pair(x[0], x[1]), brain_pair(x[2], x[3]));
   }
-  static __device__ __forceinline__ void element(Dtype, uint64_t address, float x) { store16(address, brain_pair(x, 0.0f)); }
+  static __device__ __forceinline__ void element(Dtype, uint64_t address, float x) {
+    store16(address, brain_pair(x, 0.0f));
+  }
 };
 
 struct Narrow {

@@ -50,8 +50,8 @@ SHARDINIT_HD F minus_two_log(F t) {
 // Half of it, to the same bits: halving every coefficient is exact, and a product less.
 template <class F>
 SHARDINIT_HD F minus_log(F t) {
-  return t * horner(t, 0x1.2e25b8p-8f, 0x1.12a94cp-7f, 0x1.8ede74p-7f, -0x1.4b19eap-10f, 0x1.164ac2p-6f, -0x1.53e0b6p-5f,
-                    0x1.00048p-3f, -0x1.fffffcp-2f);
+  return t * horner(t, 0x1.2e25b8p-8f, 0x1.12a94cp-7f, 0x1.8ede74p-7f, -0x1.4b19eap-10f, 0x1.164ac2p-6f,
+                    -0x1.53e0b6p-5f, 0x1.00048p-3f, -0x1.fffffcp-2f);
 }
 
 // n * -2 ln 2 + c
@@ -193,8 +193,8 @@ SHARDINIT_HD F pick_row(M middle, M far, float near_one, float middle_one, float
   return select(middle, splat<F>(near_one), select(far, splat<F>(middle_one), splat<F>(far_one)));
 }
 
-// (z / c) of the standard normal quantile z, where c = P - 1/2, as a function of W = -ln(4 P (1 - P)). kCentral leaves out
-// what only W >= kTailFrom needs.
+// (z / c) of the standard normal quantile z, where c = P - 1/2, as a function of W = -ln(4 P (1 - P)). kCentral leaves
+// out what only W >= kTailFrom needs.
 inline constexpr float kTailFrom = 5.0f;
 template <bool kCentral, class F>
 SHARDINIT_HD F quantile_ratio(F w) {

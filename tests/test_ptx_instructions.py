@@ -4,12 +4,10 @@ written from the text of the PTX ISA (ptx/isa.h)."""
 from __future__ import annotations
 
 import ctypes
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from conftest import assert_bitwise_equal
-from ptx import floats
 from ptx.reference import Case, build_c, c_source, operands_of, run_c, run_ptx
 
 COUNT = 100_000
