@@ -12,7 +12,7 @@ from setuptools.command.build_ext import build_ext
 
 
 def find_nvcc() -> Path | None:
-    """From CUDACXX, PATH, CUDA_HOME or CUDA_PATH, or PyPI's wheels, which pip's isolated build hides but leaves there."""
+    """From CUDACXX, PATH, CUDA_HOME or CUDA_PATH, or PyPI's wheels, which pip's isolation hides but leaves in place."""
     for name in (os.environ.get("CUDACXX"), "nvcc"):
         found = shutil.which(name) if name else None
         if found:
@@ -35,8 +35,9 @@ def cuda_settings(environment: dict[str, str]) -> list[str]:
     if nvcc is None:
         if wish == "1":
             raise SystemExit(
-                "SHARDINIT_CUDA=1: nvcc must be in CUDACXX, PATH, CUDA_HOME/bin or CUDA_PATH/bin, or installed with pip install "
-                "nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-nvvm; found none"
+                "SHARDINIT_CUDA=1: nvcc must be in CUDACXX, PATH, CUDA_HOME/bin or CUDA_PATH/bin, or installed with "
+                "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-nvvm; "
+                "found none"
             )
         return ["-DSHARDINIT_CUDA=OFF"]
     environment["CUDACXX"] = str(nvcc)
