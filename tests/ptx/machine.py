@@ -142,8 +142,11 @@ class Module:
         memory: Memory,
         rsqrt_ulp: SeedError = 0,
         max_instructions: int = 10_000_000,
+        blocks: range | None = None,
     ) -> Statistics:
         """Runs a kernel to its end.
+
+        blocks: only those of the grid's thread blocks, numbered x first: a part of a launch too large to run whole.
 
         params: the whole parameter block. rsqrt_ulp: by how many units rsqrt.approx is off: always the same number; a
         Generator, drawn from [-8, 8] for each thread and execution; or a function of the float32 operands that returns
@@ -176,11 +179,12 @@ class Module:
             generic=[*memory.buffers, window],
             seed_error=_seed_error(rsqrt_ulp),
         )
-        total = num_threads * grid[0] * grid[1] * grid[2]
-        statistics = Statistics(threads=total)
+        chosen = range(grid[0] * grid[1] * grid[2]) if blocks is None else blocks
+        begin, end = chosen.start * num_threads, chosen.stop * num_threads
+        statistics = Statistics(threads=end - begin)
         with np.errstate(all="ignore"):
-            for first in range(0, total, CHUNK_THREADS):
-                threads = np.arange(first, min(first + CHUNK_THREADS, total))
+            for first in range(begin, end, CHUNK_THREADS):
+                threads = np.arange(first, min(first + CHUNK_THREADS, end))
                 _Chunk(kernel, context, threads, max_instructions, statistics).run()
         return statistics
 
