@@ -34,7 +34,7 @@ class Context:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     memory: Memory
-    parameters: Buffer  # in parameter space
+    parameters: list[Buffer]  # in parameter space
     generic: list[Buffer]  # global memory and the window on the parameters
     seed_error: Callable[[np.ndarray], np.ndarray]
     sizes: dict[str, np.ndarray] = field(default_factory=dict, init=False)  # by special register
