@@ -7,7 +7,9 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -124,14 +126,27 @@ def _seed_error(rsqrt_ulp: SeedError) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: np.array([rsqrt_ulp], np.int32)
 
 
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Python's garbage collector would walk through hundreds of thousands of small new objects again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Module:
     """All kernels of a PTX file. Raises ParseError or UnsupportedInstruction for anything it does not know."""
 
     def __init__(self, ptx_text: str) -> None:
-        text = parse_module(ptx_text)
+        with _without_collector():
+            text = parse_module(ptx_text)
+            self.kernels = {name: Kernel(kernel) for name, kernel in text.kernels.items()}
         self.version = text.version
         self.target = text.target
-        self.kernels = {name: Kernel(kernel) for name, kernel in text.kernels.items()}
 
     def launch(
         self,
