@@ -230,3 +230,96 @@ def test_ptx_instruction_equals_c(number: int, library: ctypes.CDLL) -> None:
     operands = operands_of(case, COUNT, np.random.default_rng(number))
     want = run_c(library, number, case, operands)
     assert_bitwise_equal(run_ptx(case, operands), want, case.ptx)
+
+
+# ---- fused multiply and add, where rounding twice would show -------------------------------------------------------
+
+FMA = {type_: same(f"fma.rn.{type_}", type_, 3, "") for type_ in FLOATS}
+
+
+def _hard_sums(kind: type, rng: np.random.Generator) -> list[np.ndarray]:
+    """c within a few units of -a b; then a b + c just beside the middle of two neighbours."""
+    unsigned_ = np.uint32 if kind is np.float32 else np.uint64
+    eps = float(np.finfo(kind).eps)
+    a, b = ((rng.standard_normal(COUNT) * 2.0 ** rng.integers(-20, 20, COUNT)).astype(kind) for _ in range(2))
+    cancels = (-(a * b)).view(unsigned_) + rng.integers(-3, 4, COUNT).astype(unsigned_)
+    # Half a unit of c times (1 + k eps)(1 - k eps) = 1 - (k eps)^2, or the product of two factors above 1.
+    c = (1.0 + rng.integers(0, 1 << 22, COUNT) * eps).astype(kind)
+    c *= rng.choice(np.array([-1, 1], kind), COUNT)
+    k = rng.integers(1, 4, COUNT)
+    half = (eps / 2 * (1.0 + k * eps) * rng.choice([-1.0, 1.0], COUNT)).astype(kind)
+    almost_one = (1.0 + rng.choice([-1, 1], COUNT) * k * eps).astype(kind)
+    return [
+        np.concatenate([a, half]).view(unsigned_),
+        np.concatenate([b, almost_one]).view(unsigned_),
+        np.concatenate([cancels, c.view(unsigned_)]),
+    ]
+
+
+@pytest.mark.parametrize("type_", FLOATS)
+def test_ptx_fma_rounds_once(type_: str, library: ctypes.CDLL) -> None:
+    kind = np.float32 if type_ == "f32" else np.float64
+    operands = _hard_sums(kind, np.random.default_rng(3))
+    number = next(i for i, case in enumerate(CASES) if case.ptx == FMA[type_].ptx)
+    want = run_c(library, number, CASES[number], operands)
+    got = run_ptx(FMA[type_], operands)
+    assert_bitwise_equal(got, want, type_)
+    # The operands are hard ones: rounding twice differs on many of them.
+    with np.errstate(all="ignore"):
+        a, b, c = (x.view(kind) for x in operands)
+        twice = (a * b + c) if type_ == "f64" else (a.astype(np.float64) * b + c).astype(np.float32)
+    assert (twice.view(got.dtype) != got).sum() > 10_000
+
+
+# ---- rsqrt.approx --------------------------------------------------------------------------------------------------
+
+RSQRT = {mode: same(f"rsqrt.approx{mode}.f32", "f32", 1, "") for mode in ("", ".ftz")}
+
+
+def test_ptx_rsqrt_is_rounded_correctly_before_it_is_shifted() -> None:
+    """For all 2^24 mantissas of both exponent parities, in integers: y = Y 2^-24 is the nearest float32 to x^-1/2 if
+    (2Y - 1)^2 x < 2^50 < (2Y + 1)^2 x."""
+    for parity in (0, 1):
+        for start in range(1 << 23, 1 << 24, 1 << 21):
+            mantissa = np.arange(start, start + (1 << 21), dtype=np.uint64)
+            x = (mantissa.astype(np.float64) * 2.0 ** (parity - 23)).astype(np.float32)
+            y = (floats.rsqrt32(x).astype(np.float64) * 2**24).astype(np.uint64)
+
+            def below_one(m: np.ndarray, mantissa: np.ndarray = mantissa, parity: int = parity) -> np.ndarray:
+                # (m 2^-25)^2 x < 1, that is m^2 mantissa < 2^(73 - parity), in two limbs of 25 bits
+                square = m * m
+                high = (square >> np.uint64(25)) * mantissa
+                low = (square & np.uint64((1 << 25) - 1)) * mantissa
+                return high + (low >> np.uint64(25)) < np.uint64(1 << (48 - parity))
+
+            assert below_one(2 * y - np.uint64(1)).all()
+            assert not below_one(2 * y + np.uint64(1)).any()
+
+
+@pytest.mark.parametrize("mode", ["", ".ftz"])
+def test_ptx_rsqrt_is_off_by_as_many_units_as_told(mode: str) -> None:
+    rng = np.random.default_rng(5)
+    (operands,) = operands_of(RSQRT[mode], COUNT, rng)
+    x = operands.view(np.float32)
+    exact = run_ptx(RSQRT[mode], [operands], 0)
+    tiny = np.abs(x) < np.float32(2.0**-126)
+    ordinary = (x > 0) & np.isfinite(x) & ~(tiny & (mode == ".ftz"))
+    with np.errstate(all="ignore"):
+        want = (1 / np.sqrt(x.astype(np.float64))).astype(np.float32)
+    assert (exact[ordinary] == want.view(np.uint32)[ordinary]).all()
+    assert (exact[np.isnan(x) | (x < 0) & ~tiny] == 0x7FFFFFFF).all()
+    assert (exact[operands == 0x00000000] == 0x7F800000).all() and (exact[operands == 0x80000000] == 0xFF800000).all()
+    assert (exact[operands == 0x7F800000] == 0).all() and (operands == 0x7F800000).any()
+    subnormal = tiny & (x != 0)
+    if mode == ".ftz":
+        assert (exact[subnormal & (x > 0)] == 0x7F800000).all() and (exact[subnormal & (x < 0)] == 0xFF800000).all()
+    else:
+        assert (exact[subnormal & (x < 0)] == 0x7FFFFFFF).all()
+    assert subnormal.sum() > 100
+
+    assert (run_ptx(RSQRT[mode], [operands], 8) - exact == np.where(ordinary, 8, 0)).all()
+    drawn = (run_ptx(RSQRT[mode], [operands], np.random.default_rng(1)) - exact).astype(np.int32)
+    assert (drawn[~ordinary] == 0).all()
+    assert set(drawn[ordinary]) == set(range(-8, 9))
+    called = run_ptx(RSQRT[mode], [operands], lambda x: np.where(x > 1, -2, 3))
+    assert (called - exact == np.where(ordinary, np.where(x > 1, -2, 3), 0).astype(np.uint32)).all()

@@ -17,6 +17,7 @@ from .errors import (
 )
 from .machine import Kernel, Module, Statistics
 from .memory import Memory
+from .parse import extract_kernel
 
 __all__ = [
     "Audit",
@@ -37,5 +38,6 @@ __all__ = [
     "UndefinedRegister",
     "UnsupportedInstruction",
     "audit",
+    "extract_kernel",
     "inspect",
 ]

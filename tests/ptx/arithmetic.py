@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ _FLOATS = ("f32", "f64")
 _BITS = _types("b", 16, 32, 64)
 
 
+@functools.cache
 def numpy_dtype(type_: str) -> np.dtype:
     if type_ == "pred":
         return np.dtype(bool)

@@ -1,8 +1,8 @@
 """Which instructions our kernels may use, as an explicit list: what is not on it is a violation.
 
 A floating-point operation must be of one meaning on every GPU: rounded as IEEE 754 says by an explicit .rn, which ptxas
-never fuses, or exact by nature. The one exception is rsqrt.approx, the seed of a square root that is proved for every seed
-within 8 units.
+never fuses, or exact by nature. The one exception is rsqrt.approx, the seed of a square root that is proved for every
+seed within 8 units.
 """
 
 from __future__ import annotations

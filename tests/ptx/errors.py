@@ -1,4 +1,4 @@
-"""What can go wrong while PTX is read or run. Errors name the kernel, the line and the instruction where they know them."""
+"""What can go wrong while PTX is read or run. Errors name the kernel, the line and the instruction where known."""
 
 from __future__ import annotations
 

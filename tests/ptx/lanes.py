@@ -16,9 +16,12 @@ from .parse import Register
 _POISON = {1: 1, 2: 0xDEAD, 4: 0xDEADBEEF, 8: 0x5EADBEEFCAFEF00D}
 
 
+_STORAGE = {1: np.dtype(bool), **{bits: np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)}}
+
+
 def storage_dtype(register: Register) -> np.dtype:
     """Registers are kept as unsigned integers of their width, predicates as bool."""
-    return np.dtype(bool) if register.type == "pred" else np.dtype(f"u{register.bits // 8}")
+    return _STORAGE[register.bits]
 
 
 def poison(register: Register) -> np.ndarray:
@@ -34,7 +37,7 @@ class Context:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     memory: Memory
-    parameters: Buffer  # in parameter space
+    parameters: list[Buffer]  # in parameter space
     generic: list[Buffer]  # global memory and the window on the parameters
     seed_error: Callable[[np.ndarray], np.ndarray]
     sizes: dict[str, np.ndarray] = field(default_factory=dict, init=False)  # by special register

@@ -7,7 +7,9 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,11 +64,11 @@ class Kernel:
         self.labels = self.text.labels
         self.registers = self.text.registers
         self.parameter_bytes = max((p.offset + p.size for p in self.parameters), default=0)
-        # Aligned as declared and no better, so that a load which relies on more is found.
-        alignment = max((p.alignment for p in self.parameters), default=1)
-        self.parameter_base = 0x1000 + alignment
-        space = {p.name: self.parameter_base + p.offset for p in self.parameters}
-        builder = StepBuilder(self.text, space)
+        # Each parameter apart from the others, aligned as declared and no better: a load that relies on more is found.
+        self.parameter_space = {
+            p.name: (number + 1) * 0x1_0000 + p.alignment for number, p in enumerate(self.parameters)
+        }
+        builder = StepBuilder(self.text, self.parameter_space)
         self.storage = [*self.registers, builder.carry]
         self._build_blocks(builder)
 
@@ -124,14 +126,27 @@ def _seed_error(rsqrt_ulp: SeedError) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: np.array([rsqrt_ulp], np.int32)
 
 
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Python's garbage collector would walk through hundreds of thousands of small new objects again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Module:
     """All kernels of a PTX file. Raises ParseError or UnsupportedInstruction for anything it does not know."""
 
     def __init__(self, ptx_text: str) -> None:
-        text = parse_module(ptx_text)
+        with _without_collector():
+            text = parse_module(ptx_text)
+            self.kernels = {name: Kernel(kernel) for name, kernel in text.kernels.items()}
         self.version = text.version
         self.target = text.target
-        self.kernels = {name: Kernel(kernel) for name, kernel in text.kernels.items()}
 
     def launch(
         self,
@@ -167,16 +182,19 @@ class Module:
         if len(params) != kernel.parameter_bytes:
             raise LaunchError(f"{name}: the parameters have {kernel.parameter_bytes} bytes, got {len(params)}")
 
-        array = np.frombuffer(params, np.uint8)
-        parameters = Buffer(array, kernel.parameter_base, False, False)
-        window = Buffer(array, kernel.parameter_base + PARAMETER_WINDOW, False, False)
+        parameters, window = [], []
+        for p in kernel.parameters:
+            array = np.frombuffer(params, np.uint8, p.size, p.offset)
+            address = kernel.parameter_space[p.name]
+            parameters.append(Buffer(array, address, writable=False, count_writes=False))
+            window.append(Buffer(array, address + PARAMETER_WINDOW, writable=False, count_writes=False))
         context = Context(
             registers=kernel.storage,
             grid=grid,
             block=block,
             memory=memory,
             parameters=parameters,
-            generic=[*memory.buffers, window],
+            generic=[*memory.buffers, *window],
             seed_error=_seed_error(rsqrt_ulp),
         )
         chosen = range(grid[0] * grid[1] * grid[2]) if blocks is None else blocks
@@ -216,7 +234,7 @@ class _Chunk:
                 self._run_together(Subset(self.lanes, index), index, place, others)
 
     def _run_together(self, lanes: Lanes, index: np.ndarray | None, place: int, others: int) -> None:
-        """From `place` until the group parts, leaves, or comes to where others wait. index: its threads, None for all."""
+        """From `place` until the group parts, leaves or comes to where others wait. index: which threads it is."""
         where = slice(None) if index is None else index
         written: set[Register] = set()
         while True:

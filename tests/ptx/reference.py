@@ -1,6 +1,7 @@
 """One PTX instruction beside one C expression: both run over the same operands and give arrays of patterns.
 
-Types are those of PTX (u8 ... s64, f32, f64, pred); arrays of patterns are unsigned integers, a predicate is u32 0 or 1.
+Types are those of PTX (u8 ... s64, f32, f64, pred); arrays of patterns are unsigned integers, a predicate is 0 or 1 as
+u32.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ class StepBuilder:
             context = lanes.context
             buffers = {
                 "global": context.memory.buffers,
-                "param": [context.parameters],
+                "param": context.parameters,
                 "generic": context.generic,
             }[space]
             rows = memory.load(buffers, address(lanes), size, count)
@@ -400,7 +400,11 @@ def _guarded(run: Run, guard: Register, negated: bool, written: tuple[Register, 
             run(lanes)
         elif allowed.any():
             some = Subset(lanes, np.flatnonzero(allowed))
-            run(some)
+            try:
+                run(some)
+            except LaneFault as fault:
+                fault.lane = int(some.index[min(fault.lane, some.size - 1)])
+                raise
             some.flush(written)
 
     return guarded
