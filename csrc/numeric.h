@@ -8,9 +8,11 @@
 #if defined(__CUDACC__)
 #define SHARDINIT_HD __host__ __device__ __forceinline__
 #define SHARDINIT_UNROLL _Pragma("unroll")
+#define SHARDINIT_ROLLED _Pragma("unroll 1")
 #else
 #define SHARDINIT_HD inline __attribute__((always_inline))
 #define SHARDINIT_UNROLL _Pragma("GCC unroll 32")
+#define SHARDINIT_ROLLED
 #endif
 
 #if !defined(__CUDA_ARCH__) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA)

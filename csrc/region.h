@@ -56,6 +56,7 @@ struct Row {
 // Row number `row`, counted over the axes before the last, outermost first.
 SHARDINIT_HD Row row_of(const Axis* outer, int num_outer, uint64_t first, uint64_t row) {
   Row result{0, first};
+  SHARDINIT_ROLLED
   for (int d = num_outer - 1; d >= 0; --d) {
     const auto size = static_cast<uint64_t>(outer[d].size);
     const uint64_t k = row % size;

@@ -20,8 +20,8 @@ FLAGS = ("--fmad=false", "-DNDEBUG")  # as in CMakeLists.txt
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 SEED, TENSOR_ID = 2**63 + 12345, 0x9E3779B97F4A7C15
 
-_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
-_SIZES.update({"int32": 4, "int64": 8})
+SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+SIZES.update({"int32": 4, "int64": 8})
 GUARD = 256  # bytes before and after what is filled
 GUARD_BYTE = 0xA5
 # A 4 GiB boundary lies in the buffer, so that an address computed in 32 bits goes astray.
@@ -62,12 +62,12 @@ class Fill:
         return 1 + sum((n - 1) * stride for n, stride in pairs) if 0 not in self.sizes else 0
 
     def num_bytes(self) -> int:
-        return (self.skip + self.extent()) * _SIZES[self.dtype]
+        return (self.skip + self.extent()) * SIZES[self.dtype]
 
     def native(self, address: int) -> tuple[object, ...]:
         codes = BITS_DTYPES if self.distribution == "random_bits" else DTYPE_CODES
         return (
-            address + self.skip * _SIZES[self.dtype],
+            address + self.skip * SIZES[self.dtype],
             codes[self.dtype],
             self.sizes,
             self.strides or _row_major(self.sizes),
@@ -126,6 +126,7 @@ def bytes_of_ptx(
     shape: tuple[int, int] | None = None,
     num_multiprocessors: int = 132,
     rsqrt_ulp: int | np.random.Generator | Callable[[np.ndarray], np.ndarray] = 0,
+    max_instructions: int = 10_000_000,
 ) -> PtxResult:
     """The same by the kernels. shape: thread blocks and threads of each, else what would be launched."""
     offsets, size = _offsets(fills)
@@ -136,7 +137,7 @@ def bytes_of_ptx(
     names = []
     for name, grid, threads, parameters, _, _ in _native.launches(pieces, num_multiprocessors):
         grid, threads = shape or (grid, threads)
-        kernels.launch(name, grid, threads, parameters, memory, rsqrt_ulp=rsqrt_ulp)
+        kernels.launch(name, grid, threads, parameters, memory, rsqrt_ulp, max_instructions)
         names.append(name)
     return PtxResult(buffer, memory.write_counts(ADDRESS), names)
 
@@ -148,7 +149,7 @@ def expected_writes(fills: Sequence[Fill]) -> np.ndarray:
     for fill, offset in zip(fills, offsets, strict=True):
         if 0 in fill.sizes:
             continue
-        item = _SIZES[fill.dtype]
+        item = SIZES[fill.dtype]
         start = offset + fill.skip * item
         grid = np.ndarray(
             (*fill.sizes, item),
@@ -172,3 +173,13 @@ def assert_same(fills: Sequence[Fill], kernels: Module | None = None, **options:
     )
     np.testing.assert_array_equal(got.writes, expected_writes(fills), "bytes written other than once")
     return got.kernels
+
+
+def last_of_ptx(fill: Fill, kernels: Module, address: int, memory: np.ndarray, num_blocks: int = 1) -> str:
+    """The last thread blocks alone of a fill too large to hold. memory: its end. Returns the kernel."""
+    size = fill.num_bytes()
+    mapped = Memory()
+    mapped.map(memory, address + size - memory.size)
+    ((name, grid, threads, parameters, _, _),) = _native.launches([fill.native(address)], 132)
+    kernels.launch(name, grid, threads, parameters, mapped, blocks=range(grid - num_blocks, grid))
+    return name

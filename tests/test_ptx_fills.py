@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 from ptx.compile import needs_nvcc
-from ptx_fills import ARCHITECTURES, Fill, assert_same, module
+from ptx_fills import ARCHITECTURES, GUARD, GUARD_BYTE, SIZES, Fill, assert_same, bytes_of_cpu, last_of_ptx, module
 
 pytestmark = needs_nvcc
 
@@ -200,3 +201,31 @@ def test_ptx_empty_pieces_launch_nothing() -> None:
     assert (
         assert_same([Fill("normal", (1.0, 0.0), "float32", (0,)), Fill("normal", (1.0, 0.0), "float32", (3, 0))]) == []
     )
+
+
+@pytest.mark.parametrize(
+    "size", [2**33 + 54321, 2**36 + 54321]
+)  # within a change of the block number's high word, and over
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_ptx_runs_of_more_than_2_to_the_32_elements(dtype: str, size: int) -> None:
+    """The end of more than this machine could hold, written by the last thread block of the launch."""
+    memory = np.full(150_000 * SIZES[dtype], GUARD_BYTE, np.uint8)
+    fill = Fill("normal", (1.0, 0.0), dtype, (size,), 2**40 + 3)
+    last_of_ptx(fill, module(), 0x7000_0000_0000, memory)
+    written = np.flatnonzero(memory != GUARD_BYTE)
+    count = (memory.size - written[0]) // SIZES[dtype]
+    assert count > 4000
+    want = bytes_of_cpu([dataclasses.replace(fill, sizes=(count,), first=fill.first + size - count)])
+    np.testing.assert_array_equal(memory[-count * SIZES[dtype] :], want[GUARD : GUARD + count * SIZES[dtype]])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn", "float64"])
+def test_ptx_boxes_of_more_than_2_to_the_32_elements(dtype: str) -> None:
+    rows, length, pitch = 2**20, 2**20, 2**20 + 32
+    fill = Fill("uniform", (0.0, 1.0), dtype, (rows, length), 2**40, (pitch, 1), (2**21, 1))
+    memory = np.full(5000 * SIZES[dtype], GUARD_BYTE, np.uint8)
+    last_of_ptx(fill, module(), 0x7000_0000_0000, memory)
+    count = 1024  # 256 threads, a Philox block each
+    want = bytes_of_cpu([Fill("uniform", (0.0, 1.0), dtype, (count,), 2**40 + (rows - 1) * 2**21 + length - count)])
+    np.testing.assert_array_equal(memory[-count * SIZES[dtype] :], want[GUARD : GUARD + count * SIZES[dtype]])
+    assert set(memory[: -count * SIZES[dtype]].tolist()) == {GUARD_BYTE}

@@ -8,6 +8,7 @@ import ctypes
 import numpy as np
 import pytest
 from conftest import assert_bitwise_equal
+from ptx import floats
 from ptx.reference import Case, build_c, c_source, operands_of, run_c, run_ptx
 
 COUNT = 100_000
