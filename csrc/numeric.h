@@ -76,20 +76,24 @@ SHARDINIT_HD double fma_rn(double a, double b, double c) {
 #endif
 }
 
-// The square root of a number in [2^-60, 2^60], correctly rounded. nvcc's own costs eight instructions more for the
-// range that we do not need. The result is exact for every seed within 8 ulp of 1/sqrt(a) (csrc/check_sqrt.cu tries
-// all), so it does not depend on what the hardware's approximation gives. The seed's .ftz saves four instructions more;
-// there is nothing to flush.
+// The square root of a number in [2^-60, 2^60], correctly rounded from any seed within 8 units of 1/sqrt(a): tried for
+// every mantissa, both parities of the exponent and every seed (tests/test_ptx_sqrt.py; on a GPU, bench/check_sqrt.cu).
+SHARDINIT_HD float sqrt_from_seed(float a, float seed) {
+  float root = a * seed;
+  float half = seed * 0.5f;
+  const float e = fma_rn(-root, half, 0.5f);
+  root = fma_rn(root, e, root);
+  half = fma_rn(half, e, half);
+  return fma_rn(fma_rn(-root, root, a), half, root);
+}
+
+// On a GPU only for numbers in [2^-60, 2^60]: nvcc's own costs eight instructions more for those that we do not need.
+// What the hardware's approximation gives does not matter, and its .ftz, which saves four more, has nothing to flush.
 SHARDINIT_HD float sqrt_rn(float a) {
 #if defined(__CUDA_ARCH__)
-  float y;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(a));
-  float root = __fmul_rn(a, y);
-  float half = __fmul_rn(y, 0.5f);
-  const float e = __fmaf_rn(-root, half, 0.5f);
-  root = __fmaf_rn(root, e, root);
-  half = __fmaf_rn(half, e, half);
-  return __fmaf_rn(__fmaf_rn(-root, root, a), half, root);
+  float seed;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(seed) : "f"(a));
+  return sqrt_from_seed(a, seed);
 #else
   return __builtin_sqrtf(a);
 #endif
