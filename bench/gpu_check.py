@@ -3,8 +3,8 @@
     python bench/gpu_check.py OUT
 
 Builds the extension, runs the GPU tests (SHARDINIT_REQUIRE_CUDA=1), tries the square root for every input, runs
-compute-sanitizer where it is installed, and measures fills beside torch's own and beside a plain fill_ (the write bound).
-OUT gets gpu_check.md (the tables), gpu_check.json and a log of each step. Exit status 1: a step failed.
+compute-sanitizer where it is installed, and measures fills beside torch's own and beside a plain fill_ (the write
+bound). OUT gets gpu_check.md (the tables), gpu_check.json and a log of each step. Exit status 1: a step failed.
 
     python bench/gpu_check.py OUT --device cpu --steps bench --log2 10,12     # tries the script itself without a GPU
 """
@@ -59,15 +59,8 @@ def run(report: Report, name: str, command: list[str], limit: float, environment
     """Runs a step in a process of its own; its output goes to a log, of which the end is shown where it fails."""
     started = time.monotonic()
     try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            timeout=limit,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=limit, text=True, **pipes)
         output, status = done.stdout, f"exit status {done.returncode}" if done.returncode else "ok"
     except subprocess.TimeoutExpired as error:
         raw = error.stdout or b""
@@ -86,7 +79,7 @@ def run(report: Report, name: str, command: list[str], limit: float, environment
     return output
 
 
-# ---- the steps that are not measurements ---------------------------------------------------------------------------------
+# ---- the steps that are not measurements ----------------------------------------------------------------------------
 
 
 def build(report: Report, environment: dict[str, str]) -> None:
@@ -155,7 +148,7 @@ def sanitize(report: Report, environment: dict[str, str]) -> None:
         run(report, check, [*command, sys.executable, __file__, "--exercise", "-"], LIMITS[check], environment)
 
 
-# ---- measurements ----------------------------------------------------------------------------------------------------------
+# ---- measurements ---------------------------------------------------------------------------------------------------
 
 
 def median_seconds(call: Callable[[], object], device: str, *, repeats: int = 9, budget: float = 0.5) -> float:
@@ -212,10 +205,8 @@ def measure_fills(report: Report, device: str, sizes: list[int]) -> None:
                 results.append(
                     {"draw": draw, "dtype": name, "log2": log2, "ours": mine, "torch": theirs, "fill_": bound}
                 )
-                rows.append([
-                    draw, name, f"2^{log2}", f"{tensor.numel() / mine / 1e9:.1f}", f"{tensor.numel() / theirs / 1e9:.1f}",
-                    f"{tensor.numel() / bound / 1e9:.1f}", f"{theirs / mine:.2f}", f"{bound / mine:.2f}",
-                ])  # fmt: skip
+                rates = [f"{tensor.numel() / seconds / 1e9:.1f}" for seconds in (mine, theirs, bound)]
+                rows.append([draw, name, f"2^{log2}", *rates, f"{theirs / mine:.2f}", f"{bound / mine:.2f}"])
             del tensor
     report.results["fills"] = results
     header = ["draw", "dtype", "elements", "ours, G/s", "torch, G/s", "fill_, G/s", "ours / torch", "ours / fill_"]
@@ -317,9 +308,6 @@ def measure(report: Report, device: str, sizes: list[int]) -> None:
     measure_broadcast(report, min(28, sizes[-1]))
 
 
-# ----------------------------------------------------------------------------------------------------------------------------
-
-
 def describe(report: Report, device: str) -> None:
     import torch
 
@@ -329,9 +317,8 @@ def describe(report: Report, device: str) -> None:
     info = torch_shardinit.build_info()
     report.results["device"], report.results["build"] = name, info
     report.results["date"] = time.strftime("%Y-%m-%d")
-    report.say(
-        f"{report.results['date']}, {name}, torch {torch.__version__} (CUDA {torch.version.cuda}), kernels: {info['cuda']}"
-    )
+    versions = f"torch {torch.__version__} (CUDA {torch.version.cuda}), kernels built by nvcc {info['cuda']}"
+    report.say(f"{report.results['date']}, {name}, {versions}")
 
 
 def main() -> int:
@@ -354,7 +341,7 @@ def main() -> int:
 
     if options.device == "cuda" and not torch.cuda.is_available():
         print(
-            "gpu_check: torch must see a GPU; it sees none (see --help for trying the script without one)",
+            "gpu_check: torch must see a GPU; it sees none (--help tells how to try it without)",
             file=sys.stderr,
         )
         return 1
