@@ -15,7 +15,9 @@ REQUIRE_CUDA = os.environ.get("SHARDINIT_REQUIRE_CUDA") == "1"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "cuda: runs on a GPU; skipped without one, or failed if SHARDINIT_REQUIRE_CUDA=1")
+    config.addinivalue_line(
+        "markers", "cuda: runs on a GPU; skipped without one, or failed if SHARDINIT_REQUIRE_CUDA=1"
+    )
 
 
 def _why_no_cuda() -> str | None:
@@ -41,7 +43,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The one line that says so: -q shows no reasons of its own."""
-    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "GPU tests are skipped" in str(report.longrepr)]
+    skipped = [
+        report
+        for report in terminalreporter.stats.get("skipped", [])
+        if "GPU tests are skipped" in str(report.longrepr)
+    ]
     if skipped:
         terminalreporter.write_line(f"{len(skipped)} GPU tests skipped: {_why_no_cuda()}")
 

@@ -130,7 +130,9 @@ def test_capture_into_a_graph() -> None:
         tensor.zero_()
     graph.replay()
     for tensor in tensors:
-        assert_bitwise_equal(patterns(tensor.cpu()), patterns(fill("trunc_normal", torch.empty_like(tensor, device="cpu"), {})))
+        assert_bitwise_equal(
+            patterns(tensor.cpu()), patterns(fill("trunc_normal", torch.empty_like(tensor, device="cpu"), {}))
+        )
     for box in boxes:
         want = fill("trunc_normal", torch.empty(50, 30, dtype=box.dtype), dict(a=2.0, b=2.1))
         assert_bitwise_equal(patterns(box.cpu()), patterns(want))
