@@ -30,10 +30,11 @@ bench: $(STAMP)
 	$(BIN)/python bench/fill.py
 	$(BIN)/python bench/broadcast.py
 
-# What a user does, where there is no torch: build in isolation, import, and be told what is missing.
+# What a user does, where there is no torch: build in isolation, import, and be told what is missing. The minute is for the
+# CPU kernels; `make test` builds those of CUDA too.
 check-install:
 	rm -rf build/check && $(PYTHON) -m venv build/check
-	timeout 60 build/check/bin/pip install -q .
+	SHARDINIT_CUDA=0 timeout 60 build/check/bin/pip install -q .
 	cd build/check && if ./bin/python -c "import torch_shardinit" 2> import.log; then echo "import without torch must fail"; exit 1; fi
 	grep -q "torch_shardinit needs torch" build/check/import.log
 	cd build/check && ./bin/python -c "from importlib.metadata import version as v; print('installed', v('torch_shardinit'))"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if reason and not REQUIRE_CUDA:
         for item in items:
             if item.get_closest_marker("cuda"):
-                item.add_marker(pytest.mark.skip(reason=f"{reason}: GPU tests are skipped"))
+                item.add_marker(pytest.mark.skip(reason=f"GPU tests: {reason}"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -42,14 +43,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The one line that says so: -q shows no reasons of its own."""
-    skipped = [
-        report
-        for report in terminalreporter.stats.get("skipped", [])
-        if "GPU tests are skipped" in str(report.longrepr)
-    ]
-    if skipped:
-        terminalreporter.write_line(f"{len(skipped)} GPU tests skipped: {_why_no_cuda()}")
+    """A line for each reason that tests were skipped for: -q shows none of its own."""
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
 
 
 TORCH_DTYPES = {
