@@ -68,5 +68,5 @@ def test_what_is_forced_and_missing_is_an_error(build: dict[str, Any], monkeypat
     with pytest.raises(SystemExit, match=r"SHARDINIT_CUDA=1: nvcc must be in .* found none"):
         build["cuda_settings"]({})
     monkeypatch.setenv("SHARDINIT_CUDA", "yes")
-    with pytest.raises(SystemExit, match="SHARDINIT_CUDA must be 0 .* got 'yes'"):
+    with pytest.raises(SystemExit, match=r"SHARDINIT_CUDA must be 0 .* got 'yes'"):
         build["cuda_settings"]({})
