@@ -11,8 +11,7 @@
 namespace shardinit {
 namespace {
 
-// ---- a block's values
-// -----------------------------------------------------------------------------------------------------
+// ---- a block's values ---------------------------------------------------------------------------
 
 // The last piece that begins at or before `at`.
 template <class Begin>
@@ -44,8 +43,7 @@ __device__ __forceinline__ void values_of(const Fn& fn, const Words4<uint32_t>& 
 template <class Fn>
 using ValueOf = std::decay_t<decltype(std::declval<Fn>()(typename Fn::Word{}, typename Fn::Word{}).even)>;
 
-// ---- how a kernel of runs is compiled: chosen by what SASS results (bench/count_sass.py)
-// -----------------------------------
+// ---- how a kernel of runs is compiled: chosen by what SASS results (bench/count_sass.py) --------
 
 template <class Fn, class... Others>
 inline constexpr bool kOneOf = (std::is_same_v<Fn, Others> || ...);
@@ -67,8 +65,7 @@ __host__ __device__ constexpr uint32_t resident() {
   return 4;
 }
 
-// ---- runs
-// -----------------------------------------------------------------------------------------------------------------
+// ---- runs ---------------------------------------------------------------------------------------
 
 // Writes blocks of a piece of a run. Copies what every block needs, so that it stays in registers.
 template <class Fn, class Out>
@@ -168,8 +165,7 @@ __device__ __forceinline__ void fill_runs(const RunBatch<Fn>& batch) {
   }
 }
 
-// ---- grids
-// ----------------------------------------------------------------------------------------------------------------
+// ---- grids --------------------------------------------------------------------------------------
 
 template <class Fn>
 struct GridWriter {
@@ -272,8 +268,7 @@ __device__ __forceinline__ void fill_grids(const GridBatch<Fn>& batch) {
 
 }  // namespace
 
-// ---- the kernels
-// ------------------------------------------------------------------------------------------------------------
+// ---- the kernels --------------------------------------------------------------------------------
 
 #define SHARDINIT_X(name, Fn, Out)                                            \
   extern "C" __global__ void __launch_bounds__(kThreads, resident<Fn, Out>()) \
@@ -291,8 +286,7 @@ SHARDINIT_RUN_KERNELS(SHARDINIT_X)
 SHARDINIT_GRID_KERNELS(SHARDINIT_X)
 #undef SHARDINIT_X
 
-// ---- launches
-// ---------------------------------------------------------------------------------------------------------------
+// ---- launches -----------------------------------------------------------------------------------
 
 namespace {
 

@@ -38,7 +38,7 @@ Distribution distribution_of(const Piece& piece) {
 }
 const Stream& stream_of(const Piece& piece) { return piece.is_double ? piece.draw64.stream : piece.draw32.stream; }
 
-// ---- parameters of a kernel's function ------------------------------------------------------------------------------
+// ---- parameters of a kernel's function ----------------------------------------------------------
 
 template <class T>
 constexpr T kUniformUnit = sizeof(T) == 4 ? T(0x1p-24) : T(0x1p-53);
@@ -104,8 +104,7 @@ ConstantFn::Params params_of(const Piece& piece, ConstantFn*) {
   return {pattern};
 }
 
-// ---- which kernel
-// -----------------------------------------------------------------------------------------------------
+// ---- which kernel -------------------------------------------------------------------------------
 
 // Whether no word of a wide interval reaches the tails: W is greatest at one of the interval's ends, and far from
 // kTailFrom against its own rounding error.
@@ -177,8 +176,7 @@ Kernel kernel_of(const Piece& piece) {
   return run_kernel_of(piece);
 }
 
-// ---- batches
-// ----------------------------------------------------------------------------------------------------------
+// ---- batches ------------------------------------------------------------------------------------
 
 using Emit = std::function<void(const Launch&)>;
 

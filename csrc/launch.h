@@ -58,8 +58,7 @@ struct RunBatch {
   Piece pieces[kMaxPieces];
 };
 
-// ---- grids: any strides and steps, and steps after the draw
-// ------------------------------------------------------------
+// ---- grids: any strides and steps, and steps after the draw -------------------------------------
 
 // A unit is one Philox block of one row: the axes before the last number the rows, and along the last one global
 // indices are consecutive. Axes and steps of all pieces lie in two pools, since most pieces have few of either.
@@ -96,8 +95,7 @@ struct GridBatch {
   Piece pieces[kMaxPieces];
 };
 
-// ---- which kernels there are
-// -------------------------------------------------------------------------------------------
+// ---- which kernels there are --------------------------------------------------------------------
 
 using Uniform32 = UniformFn<float>;
 using UniformScaled32 = UniformFn<float, true>;

@@ -6,8 +6,7 @@
 
 namespace shardinit {
 
-// ---- memory: 64-bit addresses of the global space
-// ------------------------------------------------------------------------
+// ---- memory: 64-bit addresses of the global space -----------------------------------------------
 
 __device__ __forceinline__ void store(uint64_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d));

@@ -8,7 +8,7 @@
 
 namespace shardinit {
 
-// ---- logarithm: x = m * 2^n with 1 <= m < 2, for normal x > 0 --------------------------------------------------
+// ---- logarithm: x = m * 2^n with 1 <= m < 2, for normal x > 0 -----------------------------------
 
 template <class F>
 struct Split {
@@ -64,7 +64,7 @@ SHARDINIT_HD F add_minus_two_log_of_power(F scaled_n, F c) {
   }
 }
 
-// ---- uniform ------------------------------------------------------------------------------------------------
+// ---- uniform ------------------------------------------------------------------------------------
 
 template <class T>
 struct UniformParams {
@@ -83,7 +83,7 @@ SHARDINIT_HD FloatOf<U> uniform_transform(U word, const UniformParams<T>& p) {
   return at_most(fma_rn(u, splat<F>(p.width), splat<F>(p.low)), p.top);
 }
 
-// ---- normal -------------------------------------------------------------------------------------------------
+// ---- normal -------------------------------------------------------------------------------------
 
 template <class T>
 struct NormalParams {
@@ -135,7 +135,7 @@ SHARDINIT_HD Pair<FloatOf<U>> normal_pair(U p, U q) {
   return {r * select(swap, sine, cosine), r * select(swap, cosine, sine)};
 }
 
-// ---- truncated normal -----------------------------------------------------------------------------------------
+// ---- truncated normal ---------------------------------------------------------------------------
 
 template <class T>
 struct TruncNormalWide {
