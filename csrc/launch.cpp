@@ -5,8 +5,6 @@
 #include <bitset>
 #include <vector>
 
-#include "narrow.h"
-
 namespace shardinit {
 namespace {
 
@@ -72,21 +70,6 @@ typename BitsFn<W>::Params params_of(const Piece&, BitsFn<W>*) {
   return {};
 }
 
-uint32_t narrowed(Dtype dtype, float x) {
-  switch (dtype) {
-    case Dtype::kBFloat16:
-      return round_to<BFloat16>(x);
-    case Dtype::kFloat16:
-      return round_to<Float16>(x);
-    case Dtype::kFloat8E4M3:
-      return round_to<Float8E4M3>(x);
-    case Dtype::kFloat8E5M2:
-      return round_to<Float8E5M2>(x);
-    default:
-      return bits_of(x);
-  }
-}
-
 // A constant takes its steps here, once.
 template <class T>
 T stepped_constant(const Piece& piece) {
@@ -98,8 +81,13 @@ T stepped_constant(const Piece& piece) {
   return piece.num_unary ? canonical_nan(x) : x;
 }
 ConstantFn::Params params_of(const Piece& piece, ConstantFn*) {
-  uint64_t pattern = piece.is_double ? bits_of(stepped_constant<double>(piece))
-                                     : narrowed(piece.dtype, stepped_constant<float>(piece));
+  uint64_t pattern;
+  if (piece.is_double) {
+    pattern = bits_of(stepped_constant<double>(piece));
+  } else {
+    const float x = stepped_constant<float>(piece);
+    pattern = piece.dtype == Dtype::kFloat32 ? bits_of(x) : narrow(piece.dtype, x);
+  }
   for (size_t bits = 8 * size_of(piece.dtype); bits < 64; bits *= 2) pattern |= pattern << bits;
   return {pattern};
 }

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "fill.h"
+#include "narrow.h"
 
 namespace shardinit {
 
@@ -21,6 +22,20 @@ struct BatchHeader {
   uint32_t passes;  // of a span, kPassBlocks each
   uint64_t total;   // spans of a RunBatch, units of a GridBatch
 };
+
+// x rounded to one of the types below fp32, in the low bits.
+SHARDINIT_HD uint32_t narrow(Dtype dtype, float x) {
+  switch (dtype) {
+    case Dtype::kBFloat16:
+      return round_to<BFloat16>(x);
+    case Dtype::kFloat16:
+      return round_to<Float16>(x);
+    case Dtype::kFloat8E4M3:
+      return round_to<Float8E4M3>(x);
+    default:
+      return round_to<Float8E5M2>(x);
+  }
+}
 
 // ---- runs: elements side by side in memory with consecutive global indices, and no steps after the draw
 // ---------------

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "launch.h"
-#include "narrow.h"
 
 namespace shardinit {
 
@@ -44,19 +43,6 @@ __device__ __forceinline__ uint32_t brain_pair(float first, float second) {
 #else
   return round_to<BFloat16>(first) | round_to<BFloat16>(second) << 16;
 #endif
-}
-
-__device__ __forceinline__ uint32_t narrow(Dtype dtype, float x) {
-  switch (dtype) {
-    case Dtype::kBFloat16:
-      return round_to<BFloat16>(x);
-    case Dtype::kFloat16:
-      return round_to<Float16>(x);
-    case Dtype::kFloat8E4M3:
-      return round_to<Float8E4M3>(x);
-    default:
-      return round_to<Float8E5M2>(x);
-  }
 }
 
 // Four elements side by side, of 2 bytes or 1.
