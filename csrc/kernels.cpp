@@ -18,16 +18,35 @@ constexpr int kBatch = 4 * kBatchBlocks;  // elements
 
 // Within a native vector the blocks stand in the order 0, n/2, 1, n/2 + 1, ...: after unpacking even and odd elements
 // by 128-bit lanes they then come out in order.
-SHARDINIT_HD Wide counters(uint64_t plane, uint64_t block) {
+SHARDINIT_HD Wide counters(uint64_t block) {
   constexpr int n = Wide::kNativeLanes;
   Wide counter;
   SHARDINIT_EACH
   {
     for (int i = 0; i < n; ++i) counter.v[u][i] = static_cast<uint64_t>(u * n + (i % 2 ? n / 2 : 0) + i / 2);
-    counter.v[u] += (plane << kPlaneShift) + block;
+    counter.v[u] += block;
   }
   return counter;
 }
+
+// What a draw's blocks are computed from; all of them share the high word of their number.
+template <class Fn>
+struct Source {
+  const PhiloxKey& key;
+  PhiloxHoisted high, low;  // low: of the second plane, where a word has 64 bits
+
+  Source(const Stream& stream, uint64_t block) : key(stream.key), high(hoist(stream, Fn::kPlane, block)), low(high) {
+    if (sizeof(typename Fn::Word) == 8) low = hoist(stream, Fn::kPlane + 1, block);
+  }
+  template <class W>
+  SHARDINIT_HD Words4<W> high_words(W block) const {
+    return philox4x32(block, high, key);
+  }
+  template <class W>
+  SHARDINIT_HD Words4<W> low_words(W block) const {
+    return philox4x32(block, low, key);
+  }
+};
 
 // The low halves of two vectors of words, side by side: lane 2i is even's, lane 2i + 1 odd's.
 SHARDINIT_HD Pack<uint32_t> join_words(const Wide& even, const Wide& odd) {
@@ -62,15 +81,15 @@ SHARDINIT_HD void store_interleaved(const Pack<T>& even, const Pack<T>& odd, T* 
 }
 
 template <class Fn, class T>
-SHARDINIT_HD void batch32(const Stream& s, const Fn& fn, uint64_t block, T* out) {
-  const auto words = words_of_block<Wide>(s, counters(Fn::kPlane, block));
+SHARDINIT_HD void batch32(const Source<Fn>& source, const Fn& fn, uint64_t block, T* out) {
+  const auto words = source.high_words(counters(block));
   const auto pair = fn(join_words(words.w[0], words.w[2]), join_words(words.w[1], words.w[3]));
   store_interleaved(pair.even, pair.odd, out);
 }
 
 template <class Fn, class T>
-SHARDINIT_HD void block32(const Stream& s, const Fn& fn, uint64_t block, T* out) {
-  const auto words = words_of_block<uint32_t>(s, (Fn::kPlane << kPlaneShift) + block);
+SHARDINIT_HD void block32(const Source<Fn>& source, const Fn& fn, uint64_t block, T* out) {
+  const auto words = source.high_words(static_cast<uint32_t>(block));
   for (int j = 0; j < 4; j += 2) {
     const auto pair = fn(words.w[j], words.w[j + 1]);
     out[j] = pair.even;
@@ -79,9 +98,9 @@ SHARDINIT_HD void block32(const Stream& s, const Fn& fn, uint64_t block, T* out)
 }
 
 template <class Fn, class T>
-SHARDINIT_HD void batch64(const Stream& s, const Fn& fn, uint64_t block, T* out) {
-  const auto high = words_of_block<Wide>(s, counters(Fn::kPlane, block));
-  const auto low = words_of_block<Wide>(s, counters(Fn::kPlane + 1, block));
+SHARDINIT_HD void batch64(const Source<Fn>& source, const Fn& fn, uint64_t block, T* out) {
+  const auto high = source.high_words(counters(block));
+  const auto low = source.low_words(counters(block));
   T lanes[4][Wide::kLanes];
   for (int j = 0; j < 4; j += 2) {
     const auto pair = fn((high.w[j] << 32) | (low.w[j] & uint64_t{0xffffffff}),
@@ -100,9 +119,9 @@ SHARDINIT_HD void batch64(const Stream& s, const Fn& fn, uint64_t block, T* out)
 }
 
 template <class Fn, class T>
-SHARDINIT_HD void block64(const Stream& s, const Fn& fn, uint64_t block, T* out) {
-  const auto high = words_of_block<uint32_t>(s, (Fn::kPlane << kPlaneShift) + block);
-  const auto low = words_of_block<uint32_t>(s, ((Fn::kPlane + 1) << kPlaneShift) + block);
+SHARDINIT_HD void block64(const Source<Fn>& source, const Fn& fn, uint64_t block, T* out) {
+  const auto high = source.high_words(static_cast<uint32_t>(block));
+  const auto low = source.low_words(static_cast<uint32_t>(block));
   for (int j = 0; j < 4; j += 2) {
     const auto pair = fn((static_cast<uint64_t>(high.w[j]) << 32) | low.w[j],
                          (static_cast<uint64_t>(high.w[j + 1]) << 32) | low.w[j + 1]);
@@ -113,20 +132,21 @@ SHARDINIT_HD void block64(const Stream& s, const Fn& fn, uint64_t block, T* out)
 
 // Whole batches where there are any, single blocks at a ragged start and for what a batch would mostly waste.
 template <class Fn, class T>
-void run(const Stream& stream, const Fn& fn, uint64_t first, size_t n, T* out) {
+void run_of_high_word(const Stream& stream, const Fn& fn, uint64_t first, size_t n, T* out) {
+  const Source<Fn> source(stream, first / 4);
   constexpr size_t kSmall = kBatch / 4;
   const auto block_of = [&](uint64_t block, T* to) {
     if constexpr (sizeof(T) == 4) {
-      block32(stream, fn, block, to);
+      block32(source, fn, block, to);
     } else {
-      block64(stream, fn, block, to);
+      block64(source, fn, block, to);
     }
   };
   const auto batch_of = [&](uint64_t block, T* to) {
     if constexpr (sizeof(T) == 4) {
-      batch32(stream, fn, block, to);
+      batch32(source, fn, block, to);
     } else {
-      batch64(stream, fn, block, to);
+      batch64(source, fn, block, to);
     }
   };
   uint64_t block = first / 4;
@@ -152,6 +172,18 @@ void run(const Stream& stream, const Fn& fn, uint64_t first, size_t n, T* out) {
     memcpy(out, buffer, taken * sizeof(T));
     out += taken;
     n -= taken;
+  }
+}
+
+template <class Fn, class T>
+void run(const Stream& stream, const Fn& fn, uint64_t first, size_t n, T* out) {
+  while (n) {
+    const uint64_t left = 4 * (kBlocksPerHighWord - first / 4 % kBlocksPerHighWord) - first % 4;
+    const size_t count = n < left ? n : left;
+    run_of_high_word(stream, fn, first, count, out);
+    first += count;
+    out += count;
+    n -= count;
   }
 }
 

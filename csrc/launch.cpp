@@ -9,7 +9,6 @@ namespace shardinit {
 namespace {
 
 constexpr int kNumKernels = static_cast<int>(Kernel::kCount);
-constexpr uint64_t kBlocksPerHighWord = uint64_t{1} << 32;
 constexpr uint32_t kMaxPasses = 32;           // of a span: they share out the cost of finding its piece
 constexpr uint32_t kWarpsPerProcessor = 128;  // twice what can be resident, so that the last ones come out even
 
@@ -242,9 +241,8 @@ void plan_runs(Kernel kernel, const Piece* pieces, size_t num_pieces, const Kern
       run.dtype = piece.dtype;
       run.params = params_of(piece, static_cast<Fn*>(nullptr));
       if constexpr (!kConstant) {
-        for (int plane = 0; plane < kPlanes<Fn>; ++plane) {
-          const uint64_t number = ((Fn::kPlane + static_cast<uint64_t>(plane)) << kPlaneShift) + block;
-          run.hoisted[plane] = PhiloxHoisted::of(high_half(number), stream.id_low, stream.id_high, stream.key);
+        for (int k = 0; k < kPlanes<Fn>; ++k) {
+          run.hoisted[k] = hoist(stream, Fn::kPlane + static_cast<uint64_t>(k), block);
         }
       }
       run.first_span = static_cast<uint32_t>(open.batch.header.total);

@@ -60,7 +60,7 @@ SHARDINIT_HD Words4<W> philox4x32(W c0, W c1, W c2, W c3, const PhiloxKey& key) 
 struct PhiloxHoisted {
   uint32_t x[4];
 
-  static PhiloxHoisted of(uint32_t c1, uint32_t c2, uint32_t c3, const PhiloxKey& key) {
+  static SHARDINIT_HD PhiloxHoisted of(uint32_t c1, uint32_t c2, uint32_t c3, const PhiloxKey& key) {
     const uint64_t p1 = mul_wide(c2, kPhiloxMul1);
     const uint64_t p0 = mul_wide(high_half(p1) ^ c1 ^ key.k0[0], kPhiloxMul0);
     return {{c3 ^ key.k1[0], low_half(p1) ^ key.k0[1], high_half(p0) ^ key.k1[1], low_half(p0) ^ key.k1[2]}};
