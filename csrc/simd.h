@@ -16,7 +16,7 @@ constexpr int kVectorBytes = 64;
 constexpr int kUnroll = 4;
 #elif defined(__AVX2__)
 constexpr int kVectorBytes = 32;
-constexpr int kUnroll = 2;
+constexpr int kUnroll = 3;
 #else
 constexpr int kVectorBytes = 16;
 constexpr int kUnroll = 2;
