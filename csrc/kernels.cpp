@@ -192,6 +192,7 @@ template <class T, class Body>
 void with_function(const Draw<T>& draw, const Body& body) {
   switch (draw.distribution) {
     case Distribution::kUniform:
+      if (draw.uniform.scaled != 0) return body(UniformFn<T, true>{draw.uniform});
       return body(UniformFn<T>{draw.uniform});
     case Distribution::kNormal:
       return body(NormalFn<T>{draw.normal});

@@ -37,20 +37,9 @@ const Stream& stream_of(const Piece& piece) { return piece.is_double ? piece.dra
 
 // ---- parameters of a kernel's function ----------------------------------------------------------
 
-template <class T>
-constexpr T kUniformUnit = sizeof(T) == 4 ? T(0x1p-24) : T(0x1p-53);
-
-// The width times the unit of a uniform draw, if that is exact.
-template <class T>
-bool scales(T width) {
-  return width * kUniformUnit<T> / kUniformUnit<T> == width;
-}
-
 template <class T, bool kScaled>
 UniformParams<T> params_of(const Piece& piece, UniformFn<T, kScaled>*) {
-  UniformParams<T> params = draw_of<T>(piece).uniform;
-  if (kScaled) params.width = params.width * kUniformUnit<T>;
-  return params;
+  return draw_of<T>(piece).uniform;
 }
 template <class T>
 NormalParams<T> params_of(const Piece& piece, NormalFn<T>*) {
@@ -157,7 +146,7 @@ Kernel kernel_of(const Piece& piece) {
   if (distribution_of(piece) == Distribution::kConstant) return Kernel::run_constant;
   if (piece.num_unary) return grid_kernel_of(piece);
   if (distribution_of(piece) == Distribution::kUniform &&
-      !(piece.is_double ? scales(piece.draw64.uniform.width) : scales(piece.draw32.uniform.width))) {
+      (piece.is_double ? piece.draw64.uniform.scaled == 0 : piece.draw32.uniform.scaled == 0)) {
     return grid_kernel_of(piece);
   }
   return run_kernel_of(piece);

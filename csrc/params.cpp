@@ -209,6 +209,8 @@ static Draw<T> make_draw(Dtype dtype, Distribution distribution, const double ra
     case Distribution::kUniform:
       draw.uniform.low = p[0];
       draw.uniform.width = p[1] - p[0];
+      draw.uniform.scaled = draw.uniform.width * kUniformUnit<T>;
+      if (draw.uniform.scaled / kUniformUnit<T> != draw.uniform.width) draw.uniform.scaled = T(0);
       draw.uniform.top = p[0] == p[1] ? static_cast<T>(__builtin_inf()) : uniform_top<T>(dtype, p[1]);
       break;
     case Distribution::kNormal:

@@ -69,18 +69,21 @@ SHARDINIT_HD F add_minus_two_log_of_power(F scaled_n, F c) {
 template <class T>
 struct UniformParams {
   T low;
-  T width;
-  T top;  // the largest value of the tensor's type below b; +inf where a == b
+  T width;   // b - a
+  T scaled;  // b - a times the unit of u; 0 where that is not exact
+  T top;     // the largest value of the tensor's type below b; +inf where a == b
 };
 
-// kScaled: p.width is b - a times 2^-24 (fp64: 2^-53), which saves a product where that is exact.
+template <class T>
+inline constexpr T kUniformUnit = sizeof(T) == 4 ? T(0x1p-24) : T(0x1p-53);
+
+// kScaled: with p.scaled, a product less for the same bits.
 template <bool kScaled, class U, class T>
 SHARDINIT_HD FloatOf<U> uniform_transform(U word, const UniformParams<T>& p) {
   using F = FloatOf<U>;
-  constexpr bool kIs32 = LaneOf<U>::kBits == 32;
-  F u = to_float(as_signed(word >> (kIs32 ? 8 : 11)));
-  if constexpr (!kScaled) u = u * splat<F>(kIs32 ? T(0x1p-24) : T(0x1p-53));
-  return at_most(fma_rn(u, splat<F>(p.width), splat<F>(p.low)), p.top);
+  F u = to_float(as_signed(word >> (sizeof(T) == 4 ? 8 : 11)));
+  if constexpr (!kScaled) u = u * splat<F>(kUniformUnit<T>);
+  return at_most(fma_rn(u, splat<F>(kScaled ? p.scaled : p.width), splat<F>(p.low)), p.top);
 }
 
 // ---- normal -------------------------------------------------------------------------------------
