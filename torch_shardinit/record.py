@@ -13,8 +13,7 @@ import torch.nn as nn
 from . import region as rg
 from .derive import Deriver, Elsewhere, NotExact, ReadsUnwritten, Tangled, Term, locate
 from .errors import RecordError
-from .locate import fairscale
-from .locate.names import join, walk_modules
+from .locate.names import is_wrapper_child, join, walk_modules
 from .plan import Entry, Plan
 from .program import Exact, Program, Ref, Unwritten
 from .recorder import Recorder
@@ -44,7 +43,9 @@ def reset_parameters(model: nn.Module) -> None:
         done.add(id(module))
         for child in module.children():
             reset(child)
-        if fairscale.is_unit(module):  # its own one only refuses
+        if any(
+            is_wrapper_child(module, name) for name in module._modules
+        ):  # FairScale's refuses, TorchRec's is another
             return
         # From the class: wrappers pass unknown attributes on to what they wrap.
         for name in ("reset_parameters", "_reset_parameters"):

@@ -111,10 +111,9 @@ def _shards_of(value: Any, shape: tuple[int, ...]) -> list[Shard]:
         ]
     wrapper: Any = getattr(value, "_local_tensor", None)
     if is_a(wrapper, _PACKAGE, "LocalShardsWrapper"):
-        shards, offsets, sizes = wrapper.local_shards(), wrapper.local_offsets(), wrapper.local_sizes()
-        return [
-            (tensor, tuple(offset), tuple(size)) for tensor, offset, size in zip(shards, offsets, sizes, strict=True)
-        ]
+        shards = wrapper.local_shards()
+        offsets = wrapper.local_offsets() if shards else []  # without shards it has one of size 0
+        return [(shard, tuple(offset), tuple(shard.shape)) for shard, offset in zip(shards, offsets, strict=True)]
     return [(value, (0,) * len(shape), shape)]
 
 
