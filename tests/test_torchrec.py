@@ -42,6 +42,11 @@ def recorded(*args: Any, **options: Any) -> nn.Module:
         return build(*args, **options)
 
 
+def by_rows(weight: torch.Tensor) -> None:
+    """Needs the rows of the whole table. TorchRec itself calls it with a shard, or with (0,) where it has none."""
+    nn.init.normal_(weight, std=max(weight.shape[0], 1) ** -0.5)
+
+
 def unsharded(*args: Any, **options: Any) -> dict[str, torch.Tensor]:
     model = recorded(*args, **options)
     shardinit.init_model_(model, SEED, device="cpu")
@@ -121,10 +126,11 @@ def _tables_of_rank(local: int, kernel: str, output_dtensor: bool) -> dict[str, 
     env: dict[str, Any] = {}
     if output_dtensor:
         env = {"output_dtensor": True, "device_mesh": init_device_mesh("cpu", (dist.get_world_size(),))}
-    sharded = tw.shard(recorded("bags", names), per_table, local, kernel, **env)
+    sharded = tw.shard(recorded("bags", names, init_fn=by_rows), per_table, local, kernel, **env)
     shown = {type(value).__name__ for value in sharded.state_dict().values()}
     assert shown == {"Tensor", "DTensor" if output_dtensor else "ShardedTensor"}
-    whole_tables = unsharded("bags", names)
+    whole_tables = unsharded("bags", names, init_fn=by_rows)
+    assert all(abs(float(whole.std()) - 7**-0.5) < 0.03 for whole in whole_tables.values())
     numbers = {name: numbered(tuple(whole.shape)).float() for name, whole in whole_tables.items()}
     with tw.quiet():
         sharded.load_state_dict(dict(numbers))
