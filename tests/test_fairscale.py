@@ -379,6 +379,11 @@ def test_unwritten_parameters_are_an_error() -> None:
 
 
 def _unwritten_of_rank() -> None:
+    net = recorded()
+    net.conv.weight = nn.Parameter(torch.empty(3, 2, 5, device="meta"))  # after the recording
+    with pytest.raises(shardinit.UninitializedError, match=r"no recorded code initialises 1 tensors: conv\.weight"):
+        shardinit.init_model_(wrap(net), SEED, device="cpu")
+
     def all_but_scale(model: nn.Module) -> None:
         shardinit.reset_parameters(model)
 

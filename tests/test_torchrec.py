@@ -216,9 +216,10 @@ def _records_of_rank() -> None:
     configs = tw.bag_configs(["t"], 8, 4)
     with shardinit.recording():
         first, second = EmbeddingBagCollection(tables=configs), EmbeddingBagCollection(tables=configs)
-        third = EmbeddingBagCollection(tables=second.embedding_bag_configs())
         nn.init.constant_(second.embedding_bags["t"].weight, 2.0)
     copied = copy.deepcopy(first)
+    with shardinit.recording():
+        third = EmbeddingBagCollection(tables=second.embedding_bag_configs())
     with shardinit.recording():
         nn.init.constant_(third.embedding_bags["t"].weight, 3.0)
     (expected,) = unsharded("bags", ["t"], 8, 4).values()

@@ -43,10 +43,8 @@ def reset_parameters(model: nn.Module) -> None:
         done.add(id(module))
         for child in module.children():
             reset(child)
-        if any(
-            is_wrapper_child(module, name) for name in module._modules
-        ):  # FairScale's refuses, TorchRec's is another
-            return
+        if any(is_wrapper_child(module, name) for name in module._modules):
+            return  # what a wrapper has of that name is not the model's
         # From the class: wrappers pass unknown attributes on to what they wrap.
         for name in ("reset_parameters", "_reset_parameters"):
             if callable(getattr(type(module), name, None)):

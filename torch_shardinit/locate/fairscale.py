@@ -8,6 +8,7 @@ no unit has sharded (a FlattenParamsWrapper alone, a group of one rank) is whole
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,23 +20,23 @@ from .fsdp1 import padding_runs, runs_of_entry, view_of_run
 from .held import Held, HeldParameters, Parts, misfit, read
 from .names import is_a
 
-_PACKAGE = "fairscale"
+PACKAGE = "fairscale"
 
 
 def is_unit(module: nn.Module) -> bool:
-    return is_a(module, _PACKAGE, "FullyShardedDataParallel")
+    return is_a(module, PACKAGE, "FullyShardedDataParallel")
 
 
 def _is_flattener(module: nn.Module) -> bool:
-    return is_a(module, _PACKAGE, "FlattenParamsWrapper")
+    return is_a(module, PACKAGE, "FlattenParamsWrapper")
 
 
 def _read(owner: object, attribute: str) -> Any:
-    return read(_PACKAGE, "a FullyShardedDataParallel model of FairScale", owner, attribute)
+    return read(PACKAGE, "a FullyShardedDataParallel model of FairScale", owner, attribute)
 
 
 def _is_flat(parameter: torch.Tensor) -> bool:
-    return is_a(parameter, _PACKAGE, "FlatParameter")
+    return is_a(parameter, PACKAGE, "FlatParameter")
 
 
 # --- what is read of the framework ---------------------------------------------------------------------------------
@@ -68,7 +69,7 @@ def _entries_of(flat: torch.Tensor) -> _Entries:
     for (_, module, attribute), numel, shape in zip(infos, numels, shapes, strict=True):
         name = f"{type(module).__name__}.{attribute} in a flat parameter"
         if region.numel(region.full_box(tuple(shape))) != numel:
-            raise misfit(_PACKAGE, name, f"its {numel} elements must be those of its shape, got {tuple(shape)}")
+            raise misfit(PACKAGE, name, f"its {numel} elements must be those of its shape, got {tuple(shape)}")
         entries.append((((module, attribute), *shared.get((id(module), attribute), ())), tuple(shape)))
     return entries
 
@@ -99,11 +100,11 @@ def _local_shard(parameter: torch.Tensor, unit: nn.Module | None, numel: int, na
         rank, world = _read(unit, "rank"), _read(unit, "world_size")
         original = _read(parameter, "_orig_size")
         if original.numel() != numel:
-            raise misfit(_PACKAGE, name, f"the unsharded size must be of {numel} elements, got {tuple(original)}")
+            raise misfit(PACKAGE, name, f"the unsharded size must be of {numel} elements, got {tuple(original)}")
     length = -(-numel // world)
     if local.dim() != 1 or local.numel() != length or not local.is_contiguous() or not 0 <= rank < world:
         raise misfit(
-            _PACKAGE,
+            PACKAGE,
             name,
             f"the local shard must be 1-D and contiguous with {length} of {numel} elements, got shape "
             f"{tuple(local.shape)} and strides {local.stride()} on rank {rank} of {world}",
@@ -146,14 +147,13 @@ def collect(modules: Sequence[nn.Module], found: HeldParameters) -> None:
         numel = sum(region.numel(region.full_box(shape)) for _, shape in entries)
         unit = in_units[id(flat)][1] if id(flat) in in_units else None
         _add(flat, *_local_shard(flat, unit, numel, f"the flat parameter of {name}"), entries, found)
-        found.hidden.add(id(flat))
     registrations = _registrations(modules)
     for key, (parameter, unit) in in_units.items():
         if key in flats or not _is_sharded(parameter):
             continue  # whole and in its place: an ordinary parameter
         holders = tuple(registrations.get(key, ()))
         if not holders or _is_flat(parameter):
-            raise misfit(_PACKAGE, type(unit).__name__, "each of its parameters must be registered in a module of it")
+            raise misfit(PACKAGE, type(unit).__name__, "each of its parameters must be registered in a module of it")
         shape = tuple(_read(parameter, "_orig_size"))
         name = f"{type(holders[0][0]).__name__}.{holders[0][1]}"
         local, start = _local_shard(parameter, unit, region.numel(region.full_box(shape)), name)
@@ -169,11 +169,11 @@ def materialise_(model: nn.Module, device: torch.device | str) -> None:
     Module.to_empty makes plain parameters of them, and units keep lists of their own: so the parameters are replaced
     here, wherever they are, by ones of the same class with the same attributes.
     """
+    if PACKAGE not in sys.modules:
+        return
     modules = list(model.modules())
     listed = [_read(module, "params") for module in modules if is_unit(module)]
     listed += [_read(module, "flat_params") for module in modules if _is_flattener(module)]
-    if not listed:
-        return
     places: list[Any] = [*listed, *(module._parameters for module in modules)]
     replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for parameter in (parameter for parameters in listed for parameter in parameters):

@@ -1,8 +1,9 @@
-"""The adapters of frameworks outside torch, together. None imports its framework: a model that has nothing of it costs
-a look at the classes of its modules."""
+"""The adapters of frameworks outside torch, together. None imports its framework: what no code has imported, no module
+comes from."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 import torch.nn as nn
@@ -16,5 +17,6 @@ def held_by_frameworks(modules: Iterable[nn.Module]) -> HeldParameters:
     found = HeldParameters()
     distinct = list({id(module): module for module in modules}.values())
     for adapter in (torchrec, fairscale):
-        adapter.collect(distinct, found)
+        if adapter.PACKAGE in sys.modules:
+            adapter.collect(distinct, found)
     return found

@@ -35,7 +35,7 @@ class Held:
 
 @dataclass
 class HeldParameters:
-    """`hidden`: ids of registered tensors that the unsharded model does not have: flat parameters, a framework's own
+    """`hidden`: ids of registered tensors, beside the owners, that the unsharded model does not have: a framework's own
     tables of indices. `padding`: views of elements that belong to no parameter."""
 
     tensors: list[Held] = field(default_factory=list)

@@ -28,7 +28,7 @@ from torch.nn.modules import module as nn_module
 from .held import Held, HeldParameters, Parts, misfit, read
 from .names import is_a
 
-_PACKAGE = "torchrec"
+PACKAGE = "torchrec"
 
 
 class _Kind(NamedTuple):
@@ -64,7 +64,7 @@ def _kind_of(module: nn.Module, kinds: Sequence[_Kind]) -> _Kind | None:
 
 
 def _read(owner: object, attribute: str) -> Any:
-    return read(_PACKAGE, "an embedding collection of TorchRec", owner, attribute)
+    return read(PACKAGE, "an embedding collection of TorchRec", owner, attribute)
 
 
 def _configs_of(module: nn.Module, kind: _Kind) -> list[Any]:
@@ -76,7 +76,7 @@ def _table_of(module: nn.Module, kind: _Kind, config: Any) -> nn.Module:
     tables = getattr(module, kind.tables, None)
     if tables is None or config.name not in tables:
         raise misfit(
-            _PACKAGE,
+            PACKAGE,
             f"table {config.name!r}",
             f"a {type(module).__name__} must hold it in {kind.tables}, got none (TorchRec registers none on a fake "
             "process group)",
@@ -110,7 +110,7 @@ def _shards_of(value: Any, shape: tuple[int, ...]) -> list[Shard]:
             for shard in value.local_shards()
         ]
     wrapper: Any = getattr(value, "_local_tensor", None)
-    if is_a(wrapper, _PACKAGE, "LocalShardsWrapper"):
+    if is_a(wrapper, PACKAGE, "LocalShardsWrapper"):
         shards = wrapper.local_shards()
         offsets = wrapper.local_offsets() if shards else []  # without shards it has one of size 0
         return [(shard, tuple(offset), tuple(shard.shape)) for shard, offset in zip(shards, offsets, strict=True)]
@@ -124,7 +124,7 @@ def _parts_of(value: Any, owner: torch.Tensor, shape: tuple[int, ...], name: str
     """This rank's boxes of a table; `value` is what the state_dict shows, `owner` the registered slice."""
     if _size_of(value) != shape:
         got = "none" if value is None else f"a {type(value).__name__} of {_size_of(value)}"
-        raise misfit(_PACKAGE, name, f"the state_dict must show a table of {shape}, got {got}")
+        raise misfit(PACKAGE, name, f"the state_dict must show a table of {shape}, got {got}")
     parts: Parts = []
     for tensor, offset, sizes in _shards_of(value, shape):
         if not isinstance(tensor, torch.Tensor):
@@ -137,18 +137,18 @@ def _parts_of(value: Any, owner: torch.Tensor, shape: tuple[int, ...], name: str
         )
         if tuple(tensor.shape) != sizes or not inside:
             raise misfit(
-                _PACKAGE,
+                PACKAGE,
                 name,
                 f"a local shard must have the sizes {sizes} of its metadata, at {offset} of {shape}, got "
                 f"{tuple(tensor.shape)}",
             )
         if tensor.numel() and tensor.untyped_storage()._cdata != owner.untyped_storage()._cdata:
-            raise misfit(_PACKAGE, name, "a local shard must be memory of the registered parameter, got a copy of it")
+            raise misfit(PACKAGE, name, "a local shard must be memory of the registered parameter, got a copy of it")
         parts.append((tensor.detach(), offset))
     held = sum(view.numel() for view, _ in parts)
     if held != owner.numel():
         raise misfit(
-            _PACKAGE, name, f"the local shards must be all of the registered parameter, got {held} of {owner.numel()}"
+            PACKAGE, name, f"the local shards must be all of the registered parameter, got {held} of {owner.numel()}"
         )
     return parts or [(owner.detach().view(-1), 0)]
 
@@ -200,6 +200,8 @@ _noted: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def note_collections(modules: Iterable[nn.Module], record_of: Callable[[nn.Module], Any]) -> None:
     """At the end of a recording: lets the collections among `modules`, and those noted before, carry the records of
     their tables through sharding. record_of: from the module of a table to its record or None."""
+    if PACKAGE not in sys.modules:
+        return
     for module in modules:
         kind = _kind_of(module, _UNSHARDED)
         if kind is None:
@@ -224,7 +226,7 @@ def note_collections(modules: Iterable[nn.Module], record_of: Callable[[nn.Modul
 
 def carried_records(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, Any]]:
     """(the module of a table, the record that came through sharding for it) of sharded collections."""
-    for module in modules:
+    for module in modules if PACKAGE in sys.modules else ():
         kind = _kind_of(module, _SHARDED)
         configs = _configs_of(module, kind) if kind is not None else None
         if kind is not None and isinstance(configs, _TableList):
