@@ -23,6 +23,7 @@ from conftest import assert_bitwise_equal, patterns
 from fake_world import assert_covered, assert_pieces, numbered, run_ranks, run_world
 from torch.distributed.device_mesh import init_device_mesh
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.distributed.embeddingbag import EmbeddingBagSharder
 from torchrec.modules.embedding_configs import DataType
 
 import torch_shardinit as shardinit
@@ -307,3 +308,24 @@ def _misfits_of_rank() -> None:
 
 def test_error_what_torchrec_holds_does_not_fit() -> None:
     run_world(_misfits_of_rank, 1)
+
+
+def _other_modules_of_rank() -> None:
+    tw.set_hosts(2)
+    sharder = EmbeddingBagSharder(fused_params=dict(tw.FUSED))
+    whole = nn.EmbeddingBag(8, 4, mode="sum")
+    with tw.quiet():
+        plan = tw.construct_module_sharding_plan(
+            whole, {"weight": tw.row_wise()}, local_size=2, world_size=2, device_type="cpu", sharder=sharder
+        )
+        sharded = sharder.shard(whole, plan, tw.ShardingEnv.from_process_group(dist.group.WORLD), tw.CPU)
+    message = r"and EmbeddingCollection can be located, got a ShardedEmbeddingBag \(torchrec 1\.8\.0\)"
+    with pytest.raises(TypeError, match=message):
+        locate(nn.ModuleList([sharded]))
+    with pytest.raises(TypeError, match=message):
+        shardinit.init_model_(nn.ModuleList([sharded]), SEED, init_fn=shardinit.reset_parameters)
+
+
+def test_error_a_sharded_embedding_bag() -> None:
+    """Its block of memory is no table: filled as one, the ranks would hold equal parts."""
+    run_world(_other_modules_of_rank, 2)

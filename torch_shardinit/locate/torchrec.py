@@ -25,8 +25,8 @@ import torch
 import torch.nn as nn
 from torch.nn.modules import module as nn_module
 
-from .held import Held, HeldParameters, Parts, misfit, read
-from .names import is_a
+from .held import Held, HeldParameters, Parts, misfit, read, version_of
+from .names import is_a, walk_modules
 
 PACKAGE = "torchrec"
 
@@ -153,11 +153,24 @@ def _parts_of(value: Any, owner: torch.Tensor, shape: tuple[int, ...], name: str
     return parts or [(owner.detach().view(-1), 0)]
 
 
+def _check_shows_no_kernel(module: nn.Module) -> None:
+    """Collections keep their kernels out of sight. What else TorchRec shards (nn.EmbeddingBag) registers a kernel's
+    block of memory, which looks like one tensor that is the same on every rank."""
+    if not is_a(module, PACKAGE, "ShardedModule"):
+        return
+    if any(type(child).__module__.partition(".")[0] == "fbgemm_gpu" for _, child in walk_modules(module)):
+        raise TypeError(
+            f"of what TorchRec shards, EmbeddingBagCollection and EmbeddingCollection can be located, got a "
+            f"{type(module).__name__} ({version_of(PACKAGE)}): put its table into a collection"
+        )
+
+
 def collect(modules: Sequence[nn.Module], found: HeldParameters) -> None:
     """Adds what sharded collections hold of their tables to `found`."""
     for module in modules:
         kind = _kind_of(module, _SHARDED)
         if kind is None:
+            _check_shows_no_kernel(module)
             continue
         # Tables of indices that it makes in its first forward.
         found.hidden.update(id(buffer) for buffer in module._buffers.values() if buffer is not None)
