@@ -374,6 +374,28 @@ def test_error_what_fairscale_holds_does_not_fit() -> None:
     run_ranks(_misfits_of_rank, [1], 4)
 
 
+def _inside_of_rank() -> None:
+    for flatten, holder in ((True, "the flat parameter of Trunk"), (False, "Linear")):
+        model = wrap(recorded_on_cpu(), flatten)
+        message = (
+            rf"{holder}\.\w+.*: a parameter of a FairScale FullyShardedDataParallel can only be located from a model"
+        )
+        inside = model._fsdp_wrapped_module if flatten else model.module.module.trunk.blocks[0].a
+        for call in (locate, lambda module: shardinit.record(module, shardinit.reset_parameters)):
+            with pytest.raises(ValueError, match=message):
+                call(inside)
+    model = wrap(recorded_on_cpu())
+    model.module.module.conv = nn.Conv1d(2, 3, 2)
+    with pytest.raises(
+        ValueError, match="must still be in the model, got a Conv1d that is not, with parameter 'weight'"
+    ):
+        locate(model)
+
+
+def test_error_parameters_without_their_unit_or_module() -> None:
+    run_ranks(_inside_of_rank, [1], 2)
+
+
 def test_unwritten_parameters_are_an_error() -> None:
     run_ranks(_unwritten_of_rank, [0, 1], 2)
 

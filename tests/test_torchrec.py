@@ -76,11 +76,15 @@ def test_tables_get_their_init_function_and_not_that_of_embedding(kind: str, dev
     assert set(seen) == {(25, 4)}
 
 
-def test_reset_parameters_of_a_real_collection_is_recorded() -> None:
-    for kind in ("bags", "rows"):
-        plan = shardinit.record(build(kind, ["a"], 16, 4), shardinit.reset_parameters)
-        (entry,) = plan.entries.values()
-        assert entry.program.describe() == "uniform(a=-0.25, b=0.25)"
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_reset_parameters_of_a_collection_that_was_not_recorded(device: str) -> None:
+    for kind, make, cls in (
+        ("bags", tw.bag_configs, EmbeddingBagCollection),
+        ("rows", tw.row_configs, EmbeddingCollection),
+    ):
+        collection = cls(tables=make(["a"], 16, 4), device=torch.device(device))
+        (entry,) = shardinit.record(collection, shardinit.reset_parameters).entries.values()
+        assert entry.program.describe() == "uniform(a=-0.25, b=0.25)", kind
 
 
 def test_the_class_is_as_before_after_a_recording_and_in_other_threads() -> None:
@@ -237,6 +241,15 @@ def test_each_collection_keeps_its_own_record() -> None:
     run_world(_records_of_rank, 1)
 
 
+def test_a_collection_that_lost_a_table_does_not_trouble_other_recordings() -> None:
+    collection = recorded("rows", ["a", "b"])
+    del collection.embeddings["a"]
+    with shardinit.recording():
+        other = nn.Linear(2, 2)
+    assert len(shardinit.record(other).entries) == 2
+    assert list(shardinit.record(collection).entries) == ["embeddings.b.weight"]
+
+
 def test_a_pickled_collection_needs_nothing_of_this_package() -> None:
     again = pickle.loads(pickle.dumps(recorded("bags", ["a"])))
     assert type(again.embedding_bag_configs()) is list and len(again.embedding_bag_configs()) == 1
@@ -263,6 +276,24 @@ def _unwritten_of_rank() -> None:
 
 def test_error_unwritten_and_unknown_tables() -> None:
     run_world(_unwritten_of_rank, 1)
+
+
+def _inside_of_rank() -> None:
+    sharded = _shard_rows(recorded("bags", ["t"], 8, 4))
+    for call in (locate, lambda inside: shardinit.record(inside, lambda model: nn.init.uniform_(model["t"].weight))):
+        with pytest.raises(
+            ValueError, match=r"Module\.weight: a table of TorchRec can only be located from a model that"
+        ):
+            call(sharded.embedding_bags)
+    table = sharded.embedding_bags["t"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sharded.embedding_bags._modules, "t", nn.Module())
+        sharded.embedding_bags["t"].register_parameter("weight", table.weight)
+        assert len(locate(sharded).pieces) == 1  # whichever module holds it
+
+
+def test_error_a_table_without_its_collection() -> None:
+    run_world(_inside_of_rank, 1)
 
 
 def _misfits_of_rank() -> None:

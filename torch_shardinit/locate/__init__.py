@@ -91,7 +91,17 @@ def _of_frameworks(
     for tensor_id in held.hidden | {id(one.owner) for one in held.tensors}:
         registered.pop(tensor_id, None)
     for one in held.tensors:
-        names = {join(prefix, attribute) for module, attribute in one.holders for prefix in names_of_module[id(module)]}
+        names = {
+            join(prefix, attribute)
+            for module, attribute in one.holders
+            for prefix in names_of_module.get(id(module), ())
+        }
+        if not names:
+            module, attribute = one.holders[0]
+            raise ValueError(
+                "the module that holds each sharded parameter must still be in the model, got a "
+                f"{type(module).__name__} that is not, with parameter {attribute!r}"
+            )
         found.append(_Found(one.owner, "parameter", names, one.shape, one.parts))
     return found, held.padding
 

@@ -124,6 +124,18 @@ def _registrations(modules: Sequence[nn.Module]) -> dict[int, list[tuple[nn.Modu
     return found
 
 
+def _lies_inside(parameter: torch.Tensor) -> bool:
+    """Whether a parameter that no unit at hand lists is one's shard all the same."""
+    return hasattr(parameter, "_orig_size") and bool(getattr(parameter, "_is_sharded", False))
+
+
+def _inside_error(name: str) -> ValueError:
+    return ValueError(
+        f"{name}: a parameter of a FairScale FullyShardedDataParallel can only be located from a model that contains "
+        "it, got one that lies inside it"
+    )
+
+
 def _add(parameter: torch.Tensor, local: torch.Tensor, start: int, entries: _Entries, found: HeldParameters) -> None:
     position, taken = 0, []
     for holders, shape in entries:
@@ -139,15 +151,15 @@ def collect(modules: Sequence[nn.Module], found: HeldParameters) -> None:
     """Adds what FairScale holds of these modules' parameters to `found`."""
     in_units = _parameters_of_units(modules)
     flats = {id(flat): flat for flat in _parameters_of_flatteners(modules)}
-    if not in_units and not flats:
-        return
+    registrations = _registrations(modules)
     for flat in flats.values():
         entries = _entries_of(flat)
         name = ", ".join(f"{type(holders[0][0]).__name__}.{holders[0][1]}" for holders, _ in entries[:3])
+        if id(flat) not in in_units and _lies_inside(flat):
+            raise _inside_error(f"the flat parameter of {name}")
         numel = sum(region.numel(region.full_box(shape)) for _, shape in entries)
         unit = in_units[id(flat)][1] if id(flat) in in_units else None
         _add(flat, *_local_shard(flat, unit, numel, f"the flat parameter of {name}"), entries, found)
-    registrations = _registrations(modules)
     for key, (parameter, unit) in in_units.items():
         if key in flats or not _is_sharded(parameter):
             continue  # whole and in its place: an ordinary parameter
@@ -158,6 +170,10 @@ def collect(modules: Sequence[nn.Module], found: HeldParameters) -> None:
         name = f"{type(holders[0][0]).__name__}.{holders[0][1]}"
         local, start = _local_shard(parameter, unit, region.numel(region.full_box(shape)), name)
         _add(parameter, local, start, [(holders, shape)], found)
+    for key, places in registrations.items():
+        module, attribute = places[0]
+        if key not in in_units and _lies_inside(module._parameters[attribute]):  # type: ignore[arg-type]
+            raise _inside_error(f"{type(module).__name__}.{attribute}")
 
 
 # --- memory for a model that was wrapped on meta -------------------------------------------------------------------

@@ -7,7 +7,7 @@ the whole table.
 
 Two more things are TorchRec's own. A collection on meta does not run the init functions of its tables, so a recording
 runs them (`tables_reset_on_meta`). And sharding replaces a collection by other modules, with nothing of the old ones
-but the list of the tables: that list carries the records (`note_collections`, `hand_on_records`).
+but the list of the tables: that list carries the records (`note_collections`, `carried_records`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -165,6 +165,16 @@ def _check_shows_no_kernel(module: nn.Module) -> None:
         )
 
 
+def _check_collections_present(modules: Sequence[nn.Module], owners: Container[int]) -> None:
+    for module in modules:
+        for attribute, parameter in module._parameters.items():
+            if is_a(parameter, PACKAGE, "TableBatchedEmbeddingSlice") and id(parameter) not in owners:
+                raise ValueError(
+                    f"{type(module).__name__}.{attribute}: a table of TorchRec can only be located from a model that "
+                    "contains its sharded collection, got one that lies inside of it"
+                )
+
+
 def collect(modules: Sequence[nn.Module], found: HeldParameters) -> None:
     """Adds what sharded collections hold of their tables to `found`."""
     for module in modules:
@@ -181,6 +191,7 @@ def collect(modules: Sequence[nn.Module], found: HeldParameters) -> None:
             parts = _parts_of(state.get(f"{kind.tables}.{config.name}.weight"), owner, shape, name)
             requires_grad = bool(owner.requires_grad)
             found.tensors.append(Held(owner, ((table, "weight"),), shape, _dtype(config), requires_grad, parts))
+    _check_collections_present(modules, {id(one.owner) for one in found.tensors})
 
 
 # --- recording -----------------------------------------------------------------------------------------------------
@@ -224,7 +235,8 @@ def note_collections(modules: Iterable[nn.Module], record_of: Callable[[nn.Modul
             setattr(module, kind.configs, _TableList(configs, module))
         # An EmbeddingCollection takes the CPU for its device where none was named; sharding it would then copy values
         # from its tables, which the recording put on meta.
-        if all(_table_of(module, kind, config).weight.is_meta for config in configs):  # type: ignore[union-attr]
+        weights = [table.weight for table in _present_tables(module, kind).values()]
+        if weights and all(weight.is_meta for weight in weights):  # type: ignore[union-attr]
             _read(module, "_device")
             module._device = torch.device("meta")  # type: ignore[assignment]
         _noted.add(module)
@@ -233,8 +245,15 @@ def note_collections(modules: Iterable[nn.Module], record_of: Callable[[nn.Modul
         assert kind is not None
         configs = _configs_of(module, kind)
         if isinstance(configs, _TableList):
-            found = {config.name: record_of(_table_of(module, kind, config)) for config in configs}
+            found = {name: record_of(table) for name, table in _present_tables(module, kind).items()}
             configs.records = {name: record for name, record in found.items() if record is not None}
+
+
+def _present_tables(module: nn.Module, kind: _Kind) -> dict[str, nn.Module]:
+    """Whatever code has done to a collection since: this must not trouble the recording of another model."""
+    tables = getattr(module, kind.tables, None)
+    found = dict(tables.items()) if isinstance(tables, nn.ModuleDict) else {}
+    return {name: table for name, table in found.items() if isinstance(getattr(table, "weight", None), torch.Tensor)}
 
 
 def carried_records(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, Any]]:
