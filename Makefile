@@ -1,7 +1,8 @@
 # make demo: see it work.  make test: the whole suite.  make lint, make bench, make check-install: see CONTRIBUTING.md.
 # TORCH chooses another torch, VENV another environment, PYTHON the interpreter that makes it.
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+DEFAULT_TORCH = torch==2.13.0
+TORCH ?= $(DEFAULT_TORCH)
 VENV ?= .venv
 BIN = $(VENV)/bin
 SOURCES = $(wildcard csrc/*) CMakeLists.txt setup.py pyproject.toml
@@ -12,8 +13,8 @@ STAMP = $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/python -m torch_shardinit verify
 
-test: $(STAMP)
-	$(BIN)/python -m pytest -q $(PYTEST)
+test: $(STAMP) $(VENV)/.recsys
+	SHARDINIT_REQUIRE_FRAMEWORKS=$$(cat $(VENV)/.recsys) $(BIN)/python -m pytest -q -rs $(PYTEST)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -44,6 +45,13 @@ $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q "$(TORCH)"
 	touch $@
+
+# TorchRec and FairScale, for their tests. TorchRec's kernels load with the default torch only, and the versions named are
+# there for Python 3.11 to 3.14: elsewhere nothing is installed and the tests are skipped. The stamp says whether they must
+# run.
+$(VENV)/.recsys: tests/frameworks.txt | $(VENV)/.torch $(STAMP)
+	if [ "$(TORCH)" = "$(DEFAULT_TORCH)" ] && $(BIN)/python -c "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))"; then \
+		$(BIN)/pip install -q --no-deps -r tests/frameworks.txt && echo 1 > $@; else echo 0 > $@; fi
 
 # Editable, so that tests run on these files; the extension is built again when a source of it changes.
 $(STAMP): $(VENV)/.torch $(SOURCES)
