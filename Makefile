@@ -14,7 +14,7 @@ demo: $(STAMP)
 	$(BIN)/python -m torch_shardinit verify
 
 test: $(STAMP) $(VENV)/.recsys
-	SHARDINIT_REQUIRE_FRAMEWORKS=$$(cat $(VENV)/.recsys) $(BIN)/python -m pytest -q -rs $(PYTEST)
+	SHARDINIT_REQUIRE_FRAMEWORKS=$$(cat $(VENV)/.recsys) $(BIN)/python -m pytest -q $(PYTEST)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
