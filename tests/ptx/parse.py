@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .errors import ParseError
+from .statements import Statement, split_statements, strip_comments
 
 TYPE_BITS = {
     "pred": 1,
@@ -15,15 +16,6 @@ TYPE_BITS = {
     "f32": 32,
     "f64": 64,
 }
-
-
-@dataclass(frozen=True)
-class Statement:
-    """kind is directive, header (of an entry, up to its brace), open, close, label or instruction."""
-
-    kind: str
-    text: str
-    line: int
 
 
 @dataclass(frozen=True)
@@ -149,73 +141,6 @@ class ModuleText:
     kernels: dict[str, KernelText]
 
 
-# ---- statements ---------------------------------------------------------------------------------------------------
-
-_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', re.S)
-_UNDEFINED = re.compile(r"//\s*implicit-def:\s*(%?[\w$]+)")
-_LINE_DIRECTIVE = re.compile(r"\.(?:version|target|address_size|file|loc)\b[^\n]*")
-_LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
-_SPACE = re.compile(r"\s*")
-_END = re.compile(r'[;{}"]')
-
-
-def strip_comments(text: str) -> str:
-    """Comments become blanks of as many lines, so that positions keep their line numbers."""
-
-    def blank(match: re.Match[str]) -> str:
-        piece = match.group()
-        return piece if piece.startswith('"') else "\n" * piece.count("\n") + " "
-
-    return _COMMENT.sub(blank, text)
-
-
-def split_statements(text: str) -> Iterator[Statement]:
-    """All statements of a file without comments, in order. Raises ParseError where one does not end."""
-    at, line, counted = 0, 1, 0
-    while True:
-        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
-        line += text.count("\n", counted, at)
-        counted = at
-        if at == len(text):
-            return
-        if match := _LINE_DIRECTIVE.match(text, at):
-            yield Statement("directive", match.group().strip(), line)
-            at = match.end()
-        elif match := _LABEL.match(text, at):
-            yield Statement("label", match.group(1), line)
-            at = match.end()
-        elif text[at] == "{":
-            yield Statement("open", "{", line)
-            at += 1
-        elif text[at] == "}":
-            yield Statement("close", "}", line)
-            at += 1
-        else:
-            kind, end = _end_of_statement(text, at, line)
-            yield Statement(kind, " ".join(text[at:end].split()), line)
-            at = end if kind == "header" else end + 1
-
-
-def _end_of_statement(text: str, start: int, line: int) -> tuple[str, int]:
-    is_directive = text[start] == "."
-    at = start
-    while match := _END.search(text, at):
-        mark, at = match.group(), match.end()
-        if mark == ";":
-            return ("directive" if is_directive else "instruction"), at - 1
-        if mark == '"':
-            at = text.find('"', at) + 1
-        elif mark == "{" and is_directive and "=" not in text[start:at]:
-            return "header", at - 1
-        elif mark == "{":  # a vector operand or an initialiser
-            at = text.find("}", at) + 1
-        else:
-            break
-        if at == 0:
-            break
-    raise ParseError(f"line {line}: a statement without end: {text[start : start + 60].strip()!r}")
-
-
 # ---- operands -----------------------------------------------------------------------------------------------------
 
 _INTEGER = re.compile(r"(-?)(0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9][0-9]*)U?$")
@@ -338,6 +263,7 @@ def _parse_instruction(statement: Statement, scopes: _Scopes) -> Instruction:
 
 # ---- declarations -------------------------------------------------------------------------------------------------
 
+_UNDEFINED = re.compile(r"//\s*implicit-def:\s*(%?[\w$]+)")
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(.+)$", re.S)
 _RANGE = re.compile(r"([%$\w]+)<(\d+)>$")
 _HEADER = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)\s*(?:\((.*?)\))?\s*(.*)$", re.S)
@@ -401,27 +327,6 @@ def _parse_header(statement: Statement) -> KernelText:
             kernel.required_threads = threads
         at = found.end()
     return kernel
-
-
-def extract_kernel(text: str, name: str) -> str:
-    """The PTX of one kernel alone, on the lines where it stands in `text`. Raises KeyError without that kernel."""
-    depth, inside = 0, False
-    first = last = 0
-    lines = text.split("\n")
-    head = [line for line in lines if line.startswith((".version", ".target", ".address_size"))]
-    for statement in split_statements(strip_comments(text)):
-        if statement.kind == "header" and depth == 0:
-            match = _HEADER.match(statement.text)
-            inside = match is not None and match.group(1) == name
-            first = statement.line if inside else first
-        depth += {"open": 1, "close": -1}.get(statement.kind, 0)
-        if inside and statement.kind == "close" and depth == 0:
-            last = statement.line
-            break
-    else:
-        raise KeyError(f"there is no kernel {name}")
-    blank = max(0, first - 1 - len(head))
-    return "\n".join([*head, *[""] * blank, *lines[first - 1 : last], ""])
 
 
 def parse_module(text: str) -> ModuleText:
