@@ -7,6 +7,7 @@ import struct
 
 import numpy as np
 import pytest
+import torch
 from ptx import (
     BudgetExceeded,
     DivisionByZero,
@@ -521,6 +522,7 @@ def test_ptx_registers_that_some_threads_never_wrote_hold_rubbish() -> None:
         "brx.idx %r1, table;",
         "bra NOWHERE;",
         "bra.uni %r1;",
+        "L: @%p1 bra.uni L;",
         "ret.sometimes;",
         "cvta.shared.u64 %rd1, %rd2;",
         "cvta.to.local.u64 %rd1, %rd2;",
@@ -604,3 +606,22 @@ def test_ptx_comments_scopes_and_harmless_directives() -> None:
     .pragma "used_bytes_mask 15";
     st.global.u32 [%rd2], %r8;"""
     assert (words(body) == 24).all()
+
+
+def test_ptx_error_processor_modes() -> None:
+    torch.set_flush_denormal(True)
+    try:
+        with pytest.raises(RuntimeError, match="subnormals"):
+            words("st.global.u32 [%rd2], %r1;")
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_ptx_a_guard_that_stops_a_whole_branch_writes_nothing() -> None:
+    """%r9 has no value in any thread, and none is needed."""
+    body = """
+    setp.lt.u32 %p1, %r1, 8; setp.gt.u32 %p2, %r1, 1000; @%p1 bra PART;
+    bra JOIN;
+    PART: @%p2 mov.u32 %r9, 1;
+    JOIN: st.global.u32 [%rd2], %r1;"""
+    assert list(words(body)) == list(range(32))

@@ -120,4 +120,5 @@ class Subset(Lanes):
 
     def flush(self, written: Iterable[Register]) -> None:
         for register in written:
-            self.parent.merge(register, self.index, self[register.index])
+            if register.index in self:  # a guard may have kept everybody from writing it
+                self.parent.merge(register, self.index, self[register.index])

@@ -101,6 +101,8 @@ class Kernel:
                 raise UnsupportedInstruction("ret and exit have no operands")
             return _DONE
         operands = instruction.operands
+        if instruction.guard is not None and instruction.modifiers == ("uni",):
+            raise UnsupportedInstruction("whether all threads of a warp agree is not checked")
         if instruction.modifiers not in ((), ("uni",)) or len(operands) != 1 or not isinstance(operands[0], Symbol):
             raise UnsupportedInstruction("a branch must name one label")
         target = self.labels.get(operands[0].name)
@@ -124,6 +126,14 @@ def _seed_error(rsqrt_ulp: SeedError) -> Callable[[np.ndarray], np.ndarray]:
     if callable(rsqrt_ulp):
         return rsqrt_ulp
     return lambda x: np.array([rsqrt_ulp], np.int32)
+
+
+def _check_arithmetic() -> None:
+    """Something else in this process may have changed the processor's modes (torch.set_flush_denormal does)."""
+    least = np.full(16, 2.0**-149, np.float32)
+    third = np.full(16, 1.0) / 3.0
+    if not (least * np.float32(1.0) == least).all() or (third != 0x1.5555555555555p-2).any():
+        raise RuntimeError("the processor must keep subnormals and round to nearest even, or nothing here is exact")
 
 
 @contextlib.contextmanager
@@ -194,6 +204,7 @@ class Module:
             generic=[*memory.buffers, *window],
             seed_error=_seed_error(rsqrt_ulp),
         )
+        _check_arithmetic()
         total = num_threads * grid[0] * grid[1] * grid[2]
         statistics = Statistics(threads=total)
         with np.errstate(all="ignore"):

@@ -331,17 +331,17 @@ def _parse_header(statement: Statement) -> KernelText:
 
 def parse_module(text: str) -> ModuleText:
     """Raises ParseError for what is not understood, anywhere in the file: nothing is skipped."""
-    undefined = set(_UNDEFINED.findall(text))
+    undefined = {text.count("\n", 0, match.start()) + 1: match.group(1) for match in _UNDEFINED.finditer(text)}
     module = ModuleText("", "", {})
     statements = split_statements(strip_comments(text))
     for statement in statements:
         first = statement.text.split(maxsplit=1)[0]
         if statement.kind == "header":
             kernel = _parse_header(statement)
-            kernel.undefined = undefined
             if kernel.name in module.kernels:
                 raise ParseError(f"line {statement.line}: kernel {kernel.name} is defined twice")
-            _parse_body(kernel, statements)
+            end = _parse_body(kernel, statements)
+            kernel.undefined = {name for line, name in undefined.items() if kernel.line <= line <= end}
             module.kernels[kernel.name] = kernel
         elif statement.kind == "directive" and first == ".version":
             module.version = statement.text.split()[1]
@@ -355,7 +355,8 @@ def parse_module(text: str) -> ModuleText:
     return module
 
 
-def _parse_body(kernel: KernelText, statements: Iterator[Statement]) -> None:
+def _parse_body(kernel: KernelText, statements: Iterator[Statement]) -> int:
+    """Returns the line on which the body ends."""
     scopes = _Scopes(kernel)
     if next(statements).kind != "open":
         raise ParseError(f"line {kernel.line}: {kernel.name} has no body")
@@ -367,7 +368,7 @@ def _parse_body(kernel: KernelText, statements: Iterator[Statement]) -> None:
             elif statement.kind == "close":
                 scopes.frames.pop()
                 if not scopes.frames:
-                    break
+                    return statement.line
             elif statement.kind == "label":
                 if statement.text in kernel.labels:
                     raise ParseError(f"label {statement.text} is defined twice")
@@ -384,5 +385,4 @@ def _parse_body(kernel: KernelText, statements: Iterator[Statement]) -> None:
                 raise ParseError(f"directive {statement.text!r} in a kernel is not supported")
         except ParseError as error:
             raise ParseError(f"{kernel.name}, line {statement.line}: {error}") from None
-    else:
-        raise ParseError(f"line {kernel.line}: the body of {kernel.name} does not end")
+    raise ParseError(f"line {kernel.line}: the body of {kernel.name} does not end")
