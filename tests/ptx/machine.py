@@ -131,8 +131,9 @@ def _seed_error(rsqrt_ulp: SeedError) -> Callable[[np.ndarray], np.ndarray]:
 def _check_arithmetic() -> None:
     """Something else in this process may have changed the processor's modes (torch.set_flush_denormal does)."""
     least = np.full(16, 2.0**-149, np.float32)
-    third = np.full(16, 1.0) / 3.0
-    if not (least * np.float32(1.0) == least).all() or (third != 0x1.5555555555555p-2).any():
+    signs = np.repeat([1.0, -1.0], 8)
+    tenth, third = 0.1 * signs, 0.3333333333333333 * signs  # to nearest, one is rounded away from 0 and one towards it
+    if (least * np.float32(1.0) == 0).any() or (signs / 10.0 != tenth).any() or (signs / 3.0 != third).any():
         raise RuntimeError("the processor must keep subnormals and round to nearest even, or nothing here is exact")
 
 
