@@ -625,3 +625,13 @@ def test_ptx_a_guard_that_stops_a_whole_branch_writes_nothing() -> None:
     PART: @%p2 mov.u32 %r9, 1;
     JOIN: st.global.u32 [%rd2], %r1;"""
     assert list(words(body)) == list(range(32))
+
+
+def test_ptx_write_counts_stop_at_255() -> None:
+    body = """
+    mov.u32 %r7, 0;
+    AGAIN: st.global.u32 [%rd2], %r7; st.global.u8 [%rd2+1], %r7;
+    add.u32 %r7, %r7, 1; setp.lt.u32 %p1, %r7, %r2; @%p1 bra AGAIN;"""
+    for times, others, second in ((5, 5, 10), (127, 127, 254), (128, 128, 255), (300, 255, 255)):
+        _, memory, _ = run(body, 128, number=times)
+        assert (memory.write_counts(BASE).reshape(32, 4) == [others, second, others, others]).all()

@@ -7,6 +7,7 @@ u32.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
 import subprocess
@@ -182,9 +183,10 @@ def special_patterns(type_: str) -> np.ndarray:
     return np.array(sorted({x & ((1 << bits) - 1) for x in near}), dtype)
 
 
-def random_patterns(type_: str, count: int, rng: np.random.Generator) -> np.ndarray:
+@functools.cache
+def random_patterns(type_: str, count: int, seed: int) -> np.ndarray:
     """Half of all patterns alike; half of middling sizes, where arithmetic does not overflow at once."""
-    dtype = stored(type_)
+    dtype, rng = stored(type_), np.random.default_rng(seed)
     if type_ == "pred":
         return rng.integers(0, 2, count, dtype)
     patterns = rng.integers(0, 1 << (8 * dtype.itemsize), count, dtype, endpoint=False)
@@ -197,14 +199,14 @@ def random_patterns(type_: str, count: int, rng: np.random.Generator) -> np.ndar
 
 
 def operands_of(case: Case, count: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """`count` random operands after every pair of edges, or a sample of the triples."""
+    """`count` random operands (the same for each case) after every pair of edges, or a sample of the triples."""
     edges = [special_patterns(type_) for type_ in case.sources]
     total = int(np.prod([len(e) for e in edges]))
     chosen = np.arange(total) if total <= 40_000 else rng.integers(0, total, 40_000)
     picked = np.unravel_index(chosen, [len(e) for e in edges])
     columns = []
     for name, type_, edge, index in zip("abce", case.sources, edges, picked, strict=False):
-        column = np.concatenate([edge[index], random_patterns(type_, count, rng)])
+        column = np.concatenate([edge[index], random_patterns(type_, count, ord(name))])
         if name in case.nonzero:
             column[column == 0] = 1
         columns.append(np.ascontiguousarray(column))
