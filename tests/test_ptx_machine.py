@@ -413,6 +413,9 @@ def test_ptx_statistics_count_instructions_of_threads() -> None:
 def test_ptx_error_execution() -> None:
     with pytest.raises(UndefinedRegister, match="%r9 was never written"):
         run("add.u32 %r7, %r9, 1;", 128)
+    with pytest.raises(UndefinedRegister, match="bra THERE: register %p3") as undefined:
+        run("\n@!%p3 bra THERE; THERE: mov.u32 %r7, 1;", 128)
+    assert undefined.value.line == FIRST_LINE + 1
     with pytest.raises(Trap):
         run("setp.eq.u32 %p1, %r1, 3; @%p1 trap;", 128)
     with pytest.raises(DivisionByZero) as caught:

@@ -34,8 +34,7 @@ class Block:
     steps: list[Step]
     end: int
     target: int | None = None
-    guard: Register | None = None
-    negated: bool = False
+    branch: Instruction | None = None
     length: int = 0
     written: frozenset[Register] = frozenset()
 
@@ -82,7 +81,7 @@ class Kernel:
                 try:
                     if instruction.opcode in ("bra", "ret", "exit"):
                         block.target = self._target(instruction)
-                        block.guard, block.negated = instruction.guard, instruction.guard_negated
+                        block.branch = instruction
                     else:
                         block.steps.append(builder.build(instruction))
                 except UnsupportedInstruction as error:
@@ -253,31 +252,27 @@ class _Chunk:
             place = block.end
             if block.target is not None:
                 taken = self._taken(lanes, block)
-                if taken is None:
-                    self.place[where] = np.where(self._predicate(lanes, block), block.target, block.end)
-                    break
-                if taken:
+                if taken.all():
                     place = block.target
+                elif taken.any():
+                    self.place[where] = np.where(taken, block.target, block.end)
+                    break
             if place >= others or place == _DONE:
                 self.place[where] = place
                 break
         if isinstance(lanes, Subset):
             lanes.flush(written)
 
-    @staticmethod
-    def _predicate(lanes: Lanes, block: Block) -> np.ndarray:
-        assert block.guard is not None
-        value = lanes[block.guard.index]
-        return ~value if block.negated else value
-
-    def _taken(self, lanes: Lanes, block: Block) -> bool | None:
-        """Whether the branch is taken by all lanes (True), none (False), or some (None)."""
-        if block.guard is None:
-            return True
-        value = self._predicate(lanes, block)
-        if value.all():
-            return True
-        return None if value.any() else False
+    def _taken(self, lanes: Lanes, block: Block) -> np.ndarray:
+        """Which lanes take the block's branch; of shape (1,) where all do the same."""
+        branch = block.branch
+        if branch is None or branch.guard is None:
+            return np.array([True])
+        try:
+            value = lanes[branch.guard.index]
+        except LaneFault as fault:
+            raise self._located(fault, lanes, branch) from None
+        return ~value if branch.guard_negated else value
 
     def _run_block(self, lanes: Lanes, block: Block) -> None:
         self.left -= block.length
