@@ -167,8 +167,11 @@ class Module:
         memory: Memory,
         rsqrt_ulp: SeedError = 0,
         max_instructions: int = 10_000_000,
+        blocks: range | None = None,
     ) -> Statistics:
         """Runs a kernel to its end.
+
+        blocks: only those of the grid's thread blocks, numbered x first: a part of a launch too large to run whole.
 
         params: the whole parameter block. rsqrt_ulp: by how many units rsqrt.approx is off: always the same number; a
         Generator, drawn from [-8, 8] for each thread and execution; or a function of the float32 operands that returns
@@ -179,6 +182,7 @@ class Module:
         kernel = self.kernels.get(name)
         if kernel is None:
             raise LaunchError(f"there is no kernel {name}; there are {', '.join(self.kernels)}")
+        _check_arithmetic()
         grid, block = _triple(grid, "grid"), _triple(block, "block")
         num_threads = block[0] * block[1] * block[2]
         limit = min(1024, kernel.text.max_threads or 1024)
@@ -186,6 +190,9 @@ class Module:
             raise LaunchError(f"{name}: a block must have at most {limit} threads, got {num_threads}")
         if kernel.text.required_threads not in (None, num_threads):
             raise LaunchError(f"{name}: a block must have {kernel.text.required_threads} threads, got {num_threads}")
+        num_blocks = grid[0] * grid[1] * grid[2]
+        if blocks is not None and (blocks.step != 1 or not 0 <= blocks.start <= blocks.stop <= num_blocks):
+            raise LaunchError(f"{name}: blocks must be a range within {num_blocks}, got {blocks}")
         if len(params) != kernel.parameter_bytes:
             raise LaunchError(f"{name}: the parameters have {kernel.parameter_bytes} bytes, got {len(params)}")
 
@@ -204,12 +211,12 @@ class Module:
             generic=[*memory.buffers, *window],
             seed_error=_seed_error(rsqrt_ulp),
         )
-        _check_arithmetic()
-        total = num_threads * grid[0] * grid[1] * grid[2]
-        statistics = Statistics(threads=total)
+        chosen = range(grid[0] * grid[1] * grid[2]) if blocks is None else blocks
+        begin, end = chosen.start * num_threads, chosen.stop * num_threads
+        statistics = Statistics(threads=end - begin)
         with np.errstate(all="ignore"):
-            for first in range(0, total, CHUNK_THREADS):
-                threads = np.arange(first, min(first + CHUNK_THREADS, total))
+            for first in range(begin, end, CHUNK_THREADS):
+                threads = np.arange(first, min(first + CHUNK_THREADS, end))
                 _Chunk(kernel, context, threads, max_instructions, statistics).run()
         return statistics
 
