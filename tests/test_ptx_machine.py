@@ -10,6 +10,7 @@ import torch
 from ptx import (
     BudgetExceeded,
     DivisionByZero,
+    LaunchError,
     Memory,
     Trap,
     UndefinedRegister,
@@ -163,3 +164,21 @@ def test_ptx_a_guard_that_stops_a_whole_branch_writes_nothing() -> None:
     PART: @%p2 mov.u32 %r9, 1;
     JOIN: st.global.u32 [%rd2], %r1;"""
     assert list(words(body)) == list(range(32))
+
+
+def test_ptx_a_part_of_a_grid() -> None:
+    def part(blocks: range | None) -> np.ndarray:
+        buffer = np.zeros(4 * 8 * 16, np.uint8)
+        memory = Memory()
+        memory.map(buffer, BASE)
+        body = "mov.u32 %r7, %nctaid.x; mad.lo.u32 %r7, %r7, 1000, %r1; st.global.u32 [%rd2], %r7;"
+        module(body).launch("k", 8, 16, struct.pack("<QI", BASE, 0), memory, blocks=blocks)
+        return buffer.view(np.uint32)
+
+    whole = part(None)
+    assert (whole == 8000 + np.arange(128)).all()
+    some = part(range(3, 5))
+    assert (some[48:80] == whole[48:80]).all() and not some[:48].any() and not some[80:].any()
+    for blocks in (range(0, 9), range(-1, 3), range(0, 8, 2), range(5, 3)):
+        with pytest.raises(LaunchError, match="within 8"):
+            part(blocks)
