@@ -70,6 +70,7 @@ from ptx.harness import FIRST_LINE, PROLOGUE, module, words
         "add.u32 %r1, %r2, %clock;",
         "mov.u32 %r1, %warpid;",
         "mov.u64 %rd1, %tid.x;",
+        "mov.b8 %rs1, %rs2;",
         "mov.u64 %rd1, table;",
         "mov.u32 %r1, k_param_0;",
         "mov.b64 {%r1, %r2, %r3}, %rd1;",
@@ -178,9 +179,9 @@ def test_ptx_comments_scopes_and_harmless_directives() -> None:
     .loc 1 25 5
     .pragma "nounroll";  /* ret; over
     lines */ // st.global.u32 [%rd2], 1; // implicit-def: %f7
-    { .reg .b32 tmp; .reg .pred p; mov.b64 {tmp, %r7}, %rd2; setp.ne.u32 p, tmp, 0;
-      { .reg .b32 tmp; mov.u32 tmp, 0x10; add.u32 %r8, tmp, 010; }
+    {.reg .b32 tmp; .reg .pred p; mov.b64 {tmp, %r7}, %rd2; setp.ne.u32 p, tmp, 0;
+      { .reg .b32 tmp; mov.u32 tmp, 0x10; add.u32 %r8, tmp, 010; }{mov.u32 %r7, 0b101;}
       selp.u32 %r8, %r8, tmp, p; }
     .pragma "used_bytes_mask 15";
-    st.global.u32 [%rd2], %r8;"""
-    assert (words(body) == 24).all()
+    add.u32 %r8, %r8, %r7; st.global.u32 [%rd2], %r8;"""
+    assert (words(body) == 29).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def module(body: str) -> Module:
 
 
 def run(
-    body: str, size: int, grid: int = 1, block: int = 32, number: int = 0, base: int = BASE, **launch: int
+    body: str, size: int, grid: int = 1, block: int = 32, number: int = 0, base: int = BASE, **launch: Any
 ) -> tuple[np.ndarray, Memory, Statistics]:
     """The buffer of `size` bytes after the kernel, where 0xCC stands before it."""
     buffer = np.full(size, 0xCC, np.uint8)
@@ -42,7 +43,7 @@ def run(
     return buffer, memory, statistics
 
 
-def words(body: str, threads: int = 32, number: int = 0, block: int = 32, **launch: int) -> np.ndarray:
+def words(body: str, threads: int = 32, number: int = 0, block: int = 32, **launch: Any) -> np.ndarray:
     """One word of each thread."""
     buffer, memory, _ = run(body, 4 * threads, -(-threads // block), block, number, **launch)
     assert (memory.write_counts(BASE) == 1).all()

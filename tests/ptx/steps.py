@@ -114,7 +114,7 @@ class StepBuilder:
 
     def _mov(self, instruction: Instruction) -> tuple[Run, tuple[Register, ...]]:
         modifiers = Modifiers(instruction)
-        type_ = modifiers.last("pred", *(t for t in _MEMORY_TYPES if TYPE_BITS[t] > 8))
+        type_ = modifiers.last("pred", *_MEMORY_TYPES)
         if len(instruction.operands) != 2:
             raise modifiers.refuse(f"expected 2 operands, got {len(instruction.operands)}")
         target, source = instruction.operands
