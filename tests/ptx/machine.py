@@ -16,6 +16,7 @@ import numpy as np
 
 from .errors import BudgetExceeded, ExecutionError, LaneFault, LaunchError, UnsupportedInstruction
 from .lanes import Context, Lanes, Subset, poison
+from .liveness import live_registers
 from .memory import Buffer, Memory
 from .parse import Instruction, KernelText, Register, Symbol, parse_module
 from .steps import PARAMETER_WINDOW, Step, StepBuilder
@@ -90,9 +91,24 @@ class Kernel:
                     ) from None
             block.written = frozenset(register for step in block.steps for register in step.written)
             self.blocks[start] = block
+        following = {
+            start: (
+                self.instructions[start : block.end],
+                [block.end, *([] if block.target is None else [block.target])],
+            )
+            for start, block in self.blocks.items()
+        }
+        self._live = live_registers(following)
         last = self.instructions[-1] if self.instructions else None
         if last is None or last.opcode not in ("bra", "ret", "exit", "trap") or last.guard is not None:
             raise UnsupportedInstruction(f"{self.name}: the last instruction must be ret, exit, trap or a branch")
+
+    def must_keep(self, registers: set[Register], *places: int) -> list[Register]:
+        """Those of the registers that a thread at one of the places may still read; _DONE is a place without any."""
+        live = 1 << (len(self.storage) - 1)  # the condition code, which no instruction names
+        for place in places:
+            live |= self._live.get(place, 0)
+        return [register for register in registers if live >> register.index & 1]
 
     def _target(self, instruction: Instruction) -> int:
         if instruction.opcode in ("ret", "exit"):
@@ -263,12 +279,14 @@ class _Chunk:
                     place = block.target
                 elif taken.any():
                     self.place[where] = np.where(taken, block.target, block.end)
+                    places = (block.target, block.end)
                     break
             if place >= others or place == _DONE:
                 self.place[where] = place
+                places = (place,)
                 break
         if isinstance(lanes, Subset):
-            lanes.flush(written)
+            lanes.flush(self.kernel.must_keep(written, *places))
 
     def _taken(self, lanes: Lanes, block: Block) -> np.ndarray:
         """Which lanes take the block's branch; of shape (1,) where all do the same."""
