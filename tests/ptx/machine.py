@@ -267,6 +267,7 @@ class _Chunk:
         """From `place` until the group parts, leaves or comes to where others wait. index: which threads it is."""
         where = slice(None) if index is None else index
         written: set[Register] = set()
+        places: tuple[int, ...]
         while True:
             block = self.kernel.blocks[place]
             self._run_block(lanes, block)
