@@ -17,6 +17,7 @@ from ptx import (
     machine,
 )
 from ptx.harness import BASE, FIRST_LINE, module, run, words
+from ptx.liveness import read_and_written
 
 
 def test_ptx_special_registers_in_three_dimensions() -> None:
@@ -182,3 +183,74 @@ def test_ptx_a_part_of_a_grid() -> None:
     for blocks in (range(0, 9), range(-1, 3), range(0, 8, 2), range(5, 3)):
         with pytest.raises(LaunchError, match="within 8"):
             part(blocks)
+
+
+LIVENESS = """
+mov.u32 %r6, 0; mov.u32 %r7, 5; mov.u32 %r8, 9; mov.u32 %r9, 1; mov.u32 %r10, 2; mov.u32 %r11, 3;
+LOOP: setp.ge.u32 %p1, %r6, %r2; @%p1 bra DONE;
+add.u32 %r7, %r7, %r6; and.b32 %r12, %r6, 1; setp.eq.u32 %p2, %r12, %r9;
+@%p2 mov.u32 %r8, 4; @!%p2 bra SKIP; mov.u32 %r10, 7; mov.b64 {%r13, %r14}, %rd2; add.u32 %r7, %r7, %r13;
+SKIP: add.u32 %r6, %r6, 1; bra LOOP;
+DONE: add.u32 %r11, %r8, %r10; st.global.v2.u32 [%rd2+8], {%r7, %r11};
+setp.lt.u32 %p3|%p4, %r1, 4; selp.u32 %r15, %r7, %r8, %p4; @%p3 ret; st.global.u32 [%rd2], %r15;"""
+
+
+def test_ptx_live_registers_equal_a_search_of_all_paths() -> None:
+    kernel = module(LIVENESS).kernels["k"]
+    effects = [read_and_written(instruction) for instruction in kernel.instructions]
+
+    def may_read(place: int, register: int) -> bool:
+        """Whether some way from a place reads the register before it is written for certain."""
+        seen, todo = set(), [place]
+        while todo:
+            at = todo.pop()
+            if at in seen or at >= len(kernel.instructions):
+                continue
+            seen.add(at)
+            instruction, (reads, writes) = kernel.instructions[at], effects[at]
+            if reads >> register & 1:
+                return True
+            if writes >> register & 1:
+                continue
+            if instruction.opcode == "bra":
+                todo.append(kernel.labels[instruction.operands[0].name])  # type: ignore[union-attr]
+            if instruction.opcode not in ("bra", "ret") or instruction.guard is not None:
+                todo.append(at + 1)
+        return False
+
+    every = set(kernel.registers)
+    assert len(kernel.blocks) == 7
+    for place in kernel.blocks:
+        kept = {register.name for register in kernel.must_keep(every, place)}
+        assert kept == {register.name for register in every if may_read(place, register.index)}
+    assert {r.name for r in kernel.must_keep(every, kernel.labels["DONE"])} == {"%r1", "%r7", "%r8", "%r10", "%rd2"}
+    assert not kernel.must_keep(every, len(kernel.instructions) + 1)
+
+
+def test_ptx_reads_and_writes_of_an_instruction() -> None:
+    def names(text: str) -> tuple[set[str], set[str]]:
+        kernel = module(text).kernels["k"]
+        masks = read_and_written(kernel.instructions[-2])
+        return tuple({r.name for r in kernel.registers if mask >> r.index & 1} for mask in masks)  # type: ignore
+
+    assert names("fma.rn.f32 %f1, %f2, %f3, %f1;") == ({"%f1", "%f2", "%f3"}, {"%f1"})
+    assert names("@%p1 add.u32 %r6, %r7, 1;") == ({"%p1", "%r7"}, set())
+    assert names("setp.lt.and.u32 %p1|%p2, %r6, %r7, !%p3;") == ({"%r6", "%r7", "%p3"}, {"%p1", "%p2"})
+    assert names("ld.global.v2.u32 {%r6, %r7}, [%rd3+8];") == ({"%rd3"}, {"%r6", "%r7"})
+    assert names("st.global.v2.u32 [%rd3+8], {%r6, %r7};") == ({"%rd3", "%r6", "%r7"}, set())
+    assert names("mov.b64 {%r6, _}, %rd3;") == ({"%rd3"}, {"%r6"})
+    assert names("mov.b64 %rd3, {%r6, %r7};") == ({"%r6", "%r7"}, {"%rd3"})
+    assert names("@!%p1 trap;") == ({"%p1"}, set())
+    assert names("@!%p1 ret;") == ({"%p1"}, set())
+    assert names("HERE: @%p1 bra HERE;") == ({"%p1"}, set())
+    assert names("add.cc.u32 %r6, %r7, %r8;") == ({"%r7", "%r8"}, {"%r6"})
+
+
+def test_ptx_carries_survive_a_branch() -> None:
+    """The condition code that one branch sets and the other does not is each thread's own."""
+    body = """
+    mov.u32 %r6, -1; sub.cc.u32 %r7, 5, 3;
+    setp.lt.u32 %p1, %r1, 10; @%p1 bra JOIN;
+    add.cc.u32 %r7, %r6, 1;
+    JOIN: addc.u32 %r8, 100, 0; st.global.u32 [%rd2], %r8;"""
+    assert list(words(body)) == [100] * 10 + [101] * 22
