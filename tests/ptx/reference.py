@@ -84,15 +84,19 @@ def run_c(library: ctypes.CDLL, number: int, case: Case, operands: Sequence[np.n
 # ---- PTX ----------------------------------------------------------------------------------------------------------
 
 
-def ptx_source(case: Case) -> str:
-    """A kernel of one instruction: load the operands of element i, compute, store."""
+def ptx_source(case: Case, shared: str = "") -> str:
+    """A kernel of one instruction: load the operands of element i, compute, store.
+
+    Operands named in `shared` are element 0's in all threads.
+    """
     names = "abce"[: len(case.sources)]
     declare, load, names_of = [], [], {}
     for name, type_ in zip(names, case.sources, strict=True):
         declare.append(f".reg .{_register_type(type_)} %{name};")
         names_of[name] = f"%{name}"
         size = stored(type_).itemsize
-        load += [f"ld.param.u64 %at, [p_{name}];", f"mad.wide.u32 %at, %i, {size}, %at;"]
+        index = "0" if name in shared else "%i"
+        load += [f"ld.param.u64 %at, [p_{name}];", f"mad.wide.u32 %at, {index}, {size}, %at;"]
         if type_ == "pred":
             load += ["ld.global.u32 %t, [%at];", f"setp.ne.u32 %{name}, %t, 0;"]
         else:
@@ -121,9 +125,9 @@ def ptx_source(case: Case) -> str:
     )
 
 
-def run_ptx(case: Case, operands: Sequence[np.ndarray], rsqrt_ulp: SeedError = 0) -> np.ndarray:
+def run_ptx(case: Case, operands: Sequence[np.ndarray], rsqrt_ulp: SeedError = 0, shared: str = "") -> np.ndarray:
     """operands: patterns of each source's type, all of one size."""
-    module = Module(ptx_source(case))
+    module = Module(ptx_source(case, shared))
     size = operands[0].size
     result = np.zeros(size, stored(case.destination))
     memory, addresses = Memory(count_writes=True), []
@@ -198,11 +202,11 @@ def random_patterns(type_: str, count: int, seed: int) -> np.ndarray:
     return np.where(rng.integers(0, 2, count) == 1, patterns, middling)
 
 
-def operands_of(case: Case, count: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """`count` random operands (the same for each case) after every pair of edges, or a sample of the triples."""
+def operands_of(case: Case, count: int, rng: np.random.Generator, num_edges: int = 40_000) -> list[np.ndarray]:
+    """`count` random operands (the same for each case) after all combinations of edges, or a sample of them."""
     edges = [special_patterns(type_) for type_ in case.sources]
     total = int(np.prod([len(e) for e in edges]))
-    chosen = np.arange(total) if total <= 40_000 else rng.integers(0, total, 40_000)
+    chosen = np.arange(total) if total <= num_edges else rng.integers(0, total, num_edges)
     picked = np.unravel_index(chosen, [len(e) for e in edges])
     columns = []
     for name, type_, edge, index in zip("abce", case.sources, edges, picked, strict=False):
