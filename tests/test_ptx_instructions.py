@@ -138,7 +138,7 @@ def comparisons() -> list[Case]:
             "infinite": "std::isinf(a)",
             "number": "a == a",
             "notanumber": "a != a",
-            "normal": "std::isnormal(a)",
+            "normal": "std::isnormal(a) || a == 0",
             "subnormal": "is_subnormal(a)",
         }.items():
             cases.append(Case(f"testp.{name}.{t} {{d}}, {{a}};", "pred", (t,), expression))

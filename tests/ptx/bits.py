@@ -122,7 +122,7 @@ def _testp(modifiers: Modifiers) -> Operation:
             "infinite": lambda: np.isinf(a),
             "number": lambda: ~np.isnan(a),
             "notanumber": lambda: np.isnan(a),
-            "normal": lambda: np.isfinite(a) & (np.abs(a) >= least_normal),
+            "normal": lambda: np.isfinite(a) & ((np.abs(a) >= least_normal) | (a == 0)),  # as the ISA says
             "subnormal": lambda: (np.abs(a) < least_normal) & (a != 0),
         }[name]()
 
