@@ -14,6 +14,7 @@ from ptx import (
     Memory,
     Trap,
     UndefinedRegister,
+    extract_kernel,
     machine,
 )
 from ptx.harness import BASE, FIRST_LINE, module, run, words
@@ -254,3 +255,18 @@ def test_ptx_carries_survive_a_branch() -> None:
     add.cc.u32 %r7, %r6, 1;
     JOIN: addc.u32 %r8, 100, 0; st.global.u32 [%rd2], %r8;"""
     assert list(words(body)) == [100] * 10 + [101] * 22
+
+
+def test_ptx_one_kernel_alone() -> None:
+    """It stands on the lines where it stood, so that errors name the same ones."""
+    second = PROLOGUE.partition(".visible")[2].replace(" k(", " second(").replace("k_param", "second_param")
+    text = "// k\n" + PROLOGUE + COLLATZ + "\nret;\n}\n/* .entry third( */\n.visible" + second + "trap;\n}\n"
+    assert list(Module(text).kernels) == ["k", "second"]
+    for name in ("k", "second"):
+        alone = Module(extract_kernel(text, name))
+        assert list(alone.kernels) == [name] and alone.target == "sm_90"
+        assert alone.kernels[name].instructions == Module(text).kernels[name].instructions
+    with pytest.raises(KeyError, match="third"):
+        extract_kernel(text, "third")
+    with pytest.raises(KeyError):
+        extract_kernel(text, "secon")
