@@ -12,12 +12,13 @@ from ptx import (
     DivisionByZero,
     LaunchError,
     Memory,
+    Module,
     Trap,
     UndefinedRegister,
     extract_kernel,
     machine,
 )
-from ptx.harness import BASE, FIRST_LINE, module, run, words
+from ptx.harness import BASE, FIRST_LINE, PROLOGUE, module, run, words
 from ptx.liveness import read_and_written
 
 
