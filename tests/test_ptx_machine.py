@@ -271,3 +271,36 @@ def test_ptx_one_kernel_alone() -> None:
         extract_kernel(text, "third")
     with pytest.raises(KeyError):
         extract_kernel(text, "secon")
+
+
+def test_ptx_immediates() -> None:
+    body = """
+    mov.pred %p1, 1; mov.pred %p2, 0; mov.pred %p3, -1; xor.pred %p1, %p1, %p3; or.pred %p1, %p1, %p2;
+    selp.u32 %r7, 5, 7, %p1; selp.u32 %r8, 50, 70, %p3; selp.u32 %r9, 500, 700, %p2; add.u32 %r7, %r7, %r8;
+    add.u32 %r7, %r7, %r9; add.u32 %r7, %r7, -2147483648; add.u32 %r7, %r7, 4294967295; add.s32 %r7, %r7, 0xFFFFFFFF;
+    st.global.u32 [%rd2], %r7;"""
+    assert (words(body) == (757 + 2**31 - 2)).all()
+
+
+def test_ptx_errors_name_the_thread_in_three_dimensions() -> None:
+    body = """
+    mov.u32 %r6, %tid.y; mov.u32 %r7, %tid.z; mov.u32 %r8, %ctaid.y; mov.u32 %r9, %ctaid.z;
+    setp.eq.u32 %p1, %r5, 2; setp.eq.and.u32 %p1, %r6, 1, %p1; setp.eq.and.u32 %p1, %r7, 3, %p1;
+    setp.eq.and.u32 %p1, %r3, 1, %p1; setp.eq.and.u32 %p1, %r8, 2, %p1; setp.eq.and.u32 %p1, %r9, 1, %p1;
+    @%p1 trap;"""
+    with pytest.raises(Trap) as caught:
+        module(body).launch("k", (2, 3, 2), (3, 2, 5), struct.pack("<QI", BASE, 0), Memory())
+    assert caught.value.thread == ((1, 2, 1), (2, 1, 3))
+
+
+def test_ptx_any_value_will_do_in_one_kernel_only() -> None:
+    """The compiler's remark stands for the kernel in which it stands."""
+    body = "st.global.u32 [%rd2], %r7;\nret;\n}\n"
+    first = PROLOGUE + "// implicit-def: %r7\n" + body
+    second = ".visible" + PROLOGUE.partition(".visible")[2].replace(" k(", " second(") + body
+    both = Module(first + second)
+    memory = Memory()
+    memory.map(np.zeros(128, np.uint8), BASE)
+    both.launch("k", 1, 32, struct.pack("<QI", BASE, 0), memory)
+    with pytest.raises(UndefinedRegister):
+        both.launch("second", 1, 32, struct.pack("<QI", BASE, 0), memory)

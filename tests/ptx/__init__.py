@@ -17,7 +17,7 @@ from .errors import (
 )
 from .machine import Kernel, Module, Statistics
 from .memory import Memory
-from .statements import extract_kernel
+from .parse import extract_kernel
 
 __all__ = [
     "Audit",

@@ -15,7 +15,7 @@ from .parse import Register
 _POISON = {1: 1, 2: 0xDEAD, 4: 0xDEADBEEF, 8: 0x5EADBEEFCAFEF00D}
 
 
-_STORAGE = {1: np.dtype(bool), **{bits: np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)}}
+_STORAGE = {1: np.dtype(bool), **{bits: np.dtype(f"u{bits // 8}") for bits in (16, 32, 64)}}
 
 
 def storage_dtype(register: Register) -> np.dtype:

@@ -280,7 +280,7 @@ _HARMLESS_PRAGMA = re.compile(r'\.pragma\s+"(?:nounroll|used_bytes_mask\s+(?:0x)
 
 def _declare_registers(text: str, scopes: _Scopes) -> None:
     match = _REGISTERS.match(text)
-    if not match or match.group(1) not in TYPE_BITS:
+    if not match or TYPE_BITS.get(match.group(1)) in (None, 8):
         raise ParseError(f"register declaration {text!r} is not understood")
     for piece in match.group(2).split(","):
         piece = piece.strip()
@@ -327,6 +327,27 @@ def _parse_header(statement: Statement) -> KernelText:
             kernel.required_threads = threads
         at = found.end()
     return kernel
+
+
+def extract_kernel(text: str, name: str) -> str:
+    """The PTX of one kernel alone, on the lines where it stands in `text`. Raises KeyError without that kernel."""
+    depth, inside = 0, False
+    first = last = 0
+    lines = text.split("\n")
+    head = [line for line in lines if line.startswith((".version", ".target", ".address_size"))]
+    for statement in split_statements(strip_comments(text)):
+        if statement.kind == "header" and depth == 0:
+            match = _HEADER.match(statement.text)
+            inside = match is not None and match.group(1) == name
+            first = statement.line if inside else first
+        depth += {"open": 1, "close": -1}.get(statement.kind, 0)
+        if inside and statement.kind == "close" and depth == 0:
+            last = statement.line
+            break
+    else:
+        raise KeyError(f"there is no kernel {name}")
+    blank = max(0, first - 1 - len(head))
+    return "\n".join([*head, *[""] * blank, *lines[first - 1 : last], ""])
 
 
 def parse_module(text: str) -> ModuleText:

@@ -167,6 +167,7 @@ _SPECIAL_FLOATS = [
 ]
 
 
+@functools.cache
 def special_patterns(type_: str) -> np.ndarray:
     """The edges of a type."""
     dtype = stored(type_)
@@ -202,15 +203,36 @@ def random_patterns(type_: str, count: int, seed: int) -> np.ndarray:
     return np.where(rng.integers(0, 2, count) == 1, patterns, middling)
 
 
+@functools.cache
+def core_patterns(type_: str) -> np.ndarray:
+    """The few edges of a type that meet each other in every test."""
+    dtype = stored(type_)
+    bits = 8 * dtype.itemsize
+    if type_ == "pred":
+        return np.array([0, 1], dtype)
+    if type_[0] == "f":
+        kind = np.dtype(f"f{dtype.itemsize}")
+        info = np.finfo(kind)
+        values = np.array([0.0, info.smallest_subnormal, info.tiny, 1.0, 1.5, info.max, np.inf, np.nan], kind)
+        return np.concatenate([values, -values]).view(dtype)
+    return np.array([0, 1, 2, 31, 32, (1 << bits - 1) - 1, 1 << bits - 1, (1 << bits) - 2, (1 << bits) - 1], dtype)
+
+
+def _product(columns: list[np.ndarray], most: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """All combinations, or `most` of them."""
+    sizes = [len(column) for column in columns]
+    total = int(np.prod(sizes))
+    picked = np.unravel_index(np.arange(total) if total <= most else rng.integers(0, total, most), sizes)
+    return [column[index] for column, index in zip(columns, picked, strict=True)]
+
+
 def operands_of(case: Case, count: int, rng: np.random.Generator, num_edges: int = 40_000) -> list[np.ndarray]:
-    """`count` random operands (the same for each case) after all combinations of edges, or a sample of them."""
-    edges = [special_patterns(type_) for type_ in case.sources]
-    total = int(np.prod([len(e) for e in edges]))
-    chosen = np.arange(total) if total <= num_edges else rng.integers(0, total, num_edges)
-    picked = np.unravel_index(chosen, [len(e) for e in edges])
+    """All combinations of the core; of the edges all or a sample; `count` random ones, the same in each case."""
+    core = _product([core_patterns(type_) for type_ in case.sources], 10_000, rng)
+    edges = _product([special_patterns(type_) for type_ in case.sources], num_edges, rng)
     columns = []
-    for name, type_, edge, index in zip("abce", case.sources, edges, picked, strict=False):
-        column = np.concatenate([edge[index], random_patterns(type_, count, ord(name))])
+    for number, (name, type_) in enumerate(zip("abce", case.sources, strict=False)):
+        column = np.concatenate([core[number], edges[number], random_patterns(type_, count, ord(name))])
         if name in case.nonzero:
             column[column == 0] = 1
         columns.append(np.ascontiguousarray(column))

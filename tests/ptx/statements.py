@@ -21,7 +21,6 @@ class Statement:
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', re.S)
 _LINE_DIRECTIVE = re.compile(r"\.(?:version|target|address_size|file|loc)\b[^\n]*")
 _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
-_ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 _SPACE = re.compile(r"\s*")
 _END = re.compile(r'[;{}"]')
 
@@ -81,24 +80,3 @@ def _end_of_statement(text: str, start: int, line: int) -> tuple[str, int]:
         if at == 0:
             break
     raise ParseError(f"line {line}: a statement without end: {text[start : start + 60].strip()!r}")
-
-
-def extract_kernel(text: str, name: str) -> str:
-    """The PTX of one kernel alone, on the lines where it stands in `text`. Raises KeyError without that kernel."""
-    depth, inside = 0, False
-    first = last = 0
-    lines = text.split("\n")
-    head = [line for line in lines if line.startswith((".version", ".target", ".address_size"))]
-    for statement in split_statements(strip_comments(text)):
-        if statement.kind == "header" and depth == 0:
-            match = _ENTRY.search(statement.text)
-            inside = match is not None and match.group(1) == name
-            first = statement.line if inside else first
-        depth += {"open": 1, "close": -1}.get(statement.kind, 0)
-        if inside and statement.kind == "close" and depth == 0:
-            last = statement.line
-            break
-    else:
-        raise KeyError(f"there is no kernel {name}")
-    blank = max(0, first - 1 - len(head))
-    return "\n".join([*head, *[""] * blank, *lines[first - 1 : last], ""])
