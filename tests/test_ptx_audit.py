@@ -132,3 +132,33 @@ def test_ptx_audit_reports_stores_of_128_bits() -> None:
         assert inspect(CLEAN.replace("st.global.v4.f32", same)).stores_128_bits("clean")
     for other in ("st.global.v2.f32", "st.global.v4.b16", "st.global.v4.u8"):
         assert not inspect(CLEAN.replace("st.global.v4.f32", other)).stores_128_bits("clean")
+
+
+GOOD = """
+add.rn.f32 sub.rn.f64 mul.rn.f32 div.rn.f64 fma.rn.f64 sqrt.rn.f32 sqrt.rn.f64 rcp.rn.f32
+cvt.rn.f32.s32 cvt.rn.f32.u64 cvt.rn.f64.s64 cvt.rn.f64.u32 cvt.rn.f32.u16 cvt.rn.f32.u8 cvt.rn.f32.f64 cvt.f64.f32
+cvt.rn.bf16.f32 cvt.rn.bf16x2.f32 cvt.rn.f16.f32 cvt.rn.f16x2.f32 cvt.f32.bf16 cvt.f32.f16
+rsqrt.approx.f32 rsqrt.approx.ftz.f32
+min.f32 max.f64 neg.f32 abs.f64 copysign.f32 testp.finite.f32
+setp.lt.f32 setp.geu.f64 setp.nan.f32 setp.ltu.and.f32 set.lt.u32.f32 set.gtu.or.s32.f64 set.lt.xor.u32.f32
+cvt.rni.f32.f32 cvt.rzi.f64.f64 cvt.rmi.s32.f32 cvt.rpi.u64.f64
+mov.u32 mov.b64 mov.f32 mov.f64 mov.pred selp.f32 selp.b32 selp.s64 slct.f32.s32
+cvt.u32.u64 cvt.u16.u32 cvt.s64.s8 cvt.sat.u8.s32 cvta.to.global.u64 cvta.global.u64 cvta.param.u64
+ld.param.u64 ld.param.v2.u32 ld.param.v4.f32 ld.global.f32 ld.global.nc.v4.f32 ld.u32 ld.global.v8.b32
+st.global.u8 st.global.u16 st.global.v2.f64 st.global.v4.b32 st.global.cs.v4.f32
+add.s32 add.cc.s64 addc.u32 addc.cc.u64 sub.u16 sub.cc.u32 subc.cc.s32
+mul.lo.s64 mul.hi.u32 mul.wide.u32 mad.lo.s32 mad.wide.u16 mad.lo.cc.u32 madc.hi.u64 madc.lo.cc.u32
+div.u32 div.s64 rem.u64 min.u32 max.s64 neg.s32 abs.s16
+setp.lo.u32 setp.ge.s64 setp.eq.b32 setp.ne.or.s16 set.eq.u32.b32
+and.b32 or.b64 xor.pred not.b16 not.pred shl.b32 shl.b64 shr.u32 shr.s64 shr.b16
+shf.l.wrap.b32 shf.r.clamp.b32 bfe.u32 bfe.s64 bfi.b64 brev.b32 popc.b64 clz.b32 prmt.b32 lop3.b32
+bra bra.uni ret exit trap
+""".split()
+
+
+@pytest.mark.parametrize("opcode", GOOD)
+def test_ptx_audit_allows(opcode: str) -> None:
+    assert audit(with_line(f"{opcode} %x;")) == []
+    assert audit(with_line(f"@%p1 {opcode} %x;")) == []
+    for spoiled in (f"{opcode}.wrong", opcode.replace(".", ".ftz.", 1) if "." in opcode else opcode + ".ftz"):
+        assert len(audit(with_line(f"{spoiled} %x;"))) == 1

@@ -138,7 +138,7 @@ def comparisons() -> list[Case]:
             "infinite": "std::isinf(a)",
             "number": "a == a",
             "notanumber": "a != a",
-            "normal": "std::isnormal(a)",
+            "normal": "std::isnormal(a) || a == 0",
             "subnormal": "is_subnormal(a)",
         }.items():
             cases.append(Case(f"testp.{name}.{t} {{d}}, {{a}};", "pred", (t,), expression))
@@ -233,6 +233,19 @@ def test_ptx_instruction_equals_c(number: int, library: ctypes.CDLL) -> None:
     assert_bitwise_equal(run_ptx(case, operands), want, case.ptx)
 
 
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[case.ptx for case in CASES])
+def test_ptx_instruction_of_operands_that_all_threads_share(number: int, library: ctypes.CDLL) -> None:
+    """The interpreter keeps one value for all threads where it can: any mixture of such operands gives the same."""
+    case = CASES[number]
+    rng = np.random.default_rng(number)
+    names = "abce"[: len(case.sources)]
+    for shared in {"a", names[1:], names} - {""}:
+        operands = [rng.choice(column, 70) for column in operands_of(case, 100, rng, 200)]
+        given = [np.full_like(x, x[0]) if name in shared else x for name, x in zip(names, operands, strict=True)]
+        want = run_c(library, number, case, given)
+        assert_bitwise_equal(run_ptx(case, operands, shared=shared), want, f"{case.ptx} with {shared} shared")
+
+
 # ---- fused multiply and add, where rounding twice would show -------------------------------------------------------
 
 FMA = {type_: same(f"fma.rn.{type_}", type_, 3, "") for type_ in FLOATS}
@@ -324,3 +337,10 @@ def test_ptx_rsqrt_is_off_by_as_many_units_as_told(mode: str) -> None:
     assert set(drawn[ordinary]) == set(range(-8, 9))
     called = run_ptx(RSQRT[mode], [operands], lambda x: np.where(x > 1, -2, 3))
     assert (called - exact == np.where(ordinary, np.where(x > 1, -2, 3), 0).astype(np.uint32)).all()
+
+
+def test_ptx_rsqrt_of_a_shared_operand_is_off_by_another_number_in_each_thread() -> None:
+    operands = [np.full(2000, np.float32(3).view(np.uint32))]
+    drawn = run_ptx(RSQRT[""], operands, np.random.default_rng(1), shared="a").view(np.float32)
+    exact = np.float32(1 / np.sqrt(3.0))
+    assert {int(x) for x in drawn.view(np.int32) - exact.view(np.int32)} == set(range(-8, 9))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .parse import Statement, split_statements, strip_comments
+from .statements import Statement, split_statements, strip_comments
 
 _FLOAT = r"f(?:32|64)"
 _INT = r"[us](?:8|16|32|64)"

@@ -155,12 +155,8 @@ def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _fma_rational(a: float, b: float, c: float) -> float:
-    """a, b, c finite, a and b not zero."""
-    exact = Fraction(a) * Fraction(b) + Fraction(c)
-    if exact == 0:
-        # -0 only where both summands are zero with that sign, and the product is not zero.
-        return 0.0
-    return round_fraction(exact)
+    """a, b, c finite, a and b not zero: a sum of 0 is +0, since both summands cannot be zeros."""
+    return round_fraction(Fraction(a) * Fraction(b) + Fraction(c))
 
 
 def round_fraction(x: Fraction) -> float:

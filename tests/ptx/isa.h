@@ -1,5 +1,5 @@
-// What PTX instructions do, one operand at a time, written from the text of the PTX ISA: the tests compare the interpreter
-// with it. C++17, compiled without contraction of multiplications and additions.
+// What PTX instructions do, one operand at a time, written from the text of the PTX ISA: the tests compare the
+// interpreter with it. C++17, compiled without contraction of multiplications and additions.
 #pragma once
 
 #include <cmath>

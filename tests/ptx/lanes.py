@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from .parse import Register
 _POISON = {1: 1, 2: 0xDEAD, 4: 0xDEADBEEF, 8: 0x5EADBEEFCAFEF00D}
 
 
-_STORAGE = {1: np.dtype(bool), **{bits: np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)}}
+_STORAGE = {1: np.dtype(bool), **{bits: np.dtype(f"u{bits // 8}") for bits in (16, 32, 64)}}
 
 
 def storage_dtype(register: Register) -> np.dtype:
@@ -53,8 +52,8 @@ class Context:
         return _unravel(number // num_threads, self.grid), _unravel(number % num_threads, self.block)
 
 
-def _unravel(number: Any, sizes: tuple[int, int, int]) -> tuple[Any, Any, Any]:
-    """x runs fastest. number: an int or an array of them."""
+def _unravel(number: int, sizes: tuple[int, int, int]) -> tuple[int, int, int]:
+    """x runs fastest."""
     return number % sizes[0], number // sizes[0] % sizes[1], number // (sizes[0] * sizes[1])
 
 
@@ -81,16 +80,22 @@ class Lanes(dict[int, np.ndarray]):
         if size is not None:
             return size
         if name not in self._special:
-            x, y, z = self.context.block
-            block, thread = np.divmod(self.threads, x * y * z)
-            if name == "%laneid":
-                value = thread % 32
-            else:
-                kind, axis = name[1:].split(".")
-                number, sizes = (thread, self.context.block) if kind == "tid" else (block, self.context.grid)
-                value = _unravel(number, sizes)["xyz".index(axis)]
-            self._special[name] = value.astype(np.uint32)
+            self._special[name] = self._compute_special(name).astype(np.uint32)
         return self._special[name]
+
+    def _compute_special(self, name: str) -> np.ndarray:
+        x, y, z = self.context.block
+        if name == "%laneid":
+            return self.threads % (x * y * z) % 32
+        kind, axis = name[1:].split(".")
+        number, sizes = self.threads % (x * y * z), self.context.block
+        if kind == "ctaid":
+            number, sizes = self.threads // (x * y * z), self.context.grid
+        return {
+            "x": lambda: number % sizes[0] if sizes[1] * sizes[2] > 1 else number,
+            "y": lambda: number // sizes[0] % sizes[1],
+            "z": lambda: number // (sizes[0] * sizes[1]),
+        }[axis]()
 
     def merge(self, register: Register, index: np.ndarray, value: np.ndarray) -> None:
         """The threads at `index` have written `value`."""
@@ -120,4 +125,5 @@ class Subset(Lanes):
 
     def flush(self, written: Iterable[Register]) -> None:
         for register in written:
-            self.parent.merge(register, self.index, self[register.index])
+            if register.index in self:  # a guard may have kept everybody from writing it
+                self.parent.merge(register, self.index, self[register.index])

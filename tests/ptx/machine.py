@@ -16,6 +16,7 @@ import numpy as np
 
 from .errors import BudgetExceeded, ExecutionError, LaneFault, LaunchError, UnsupportedInstruction
 from .lanes import Context, Lanes, Subset, poison
+from .liveness import live_registers
 from .memory import Buffer, Memory
 from .parse import Instruction, KernelText, Register, Symbol, parse_module
 from .steps import PARAMETER_WINDOW, Step, StepBuilder
@@ -34,8 +35,7 @@ class Block:
     steps: list[Step]
     end: int
     target: int | None = None
-    guard: Register | None = None
-    negated: bool = False
+    branch: Instruction | None = None
     length: int = 0
     written: frozenset[Register] = frozenset()
 
@@ -82,7 +82,7 @@ class Kernel:
                 try:
                     if instruction.opcode in ("bra", "ret", "exit"):
                         block.target = self._target(instruction)
-                        block.guard, block.negated = instruction.guard, instruction.guard_negated
+                        block.branch = instruction
                     else:
                         block.steps.append(builder.build(instruction))
                 except UnsupportedInstruction as error:
@@ -91,9 +91,24 @@ class Kernel:
                     ) from None
             block.written = frozenset(register for step in block.steps for register in step.written)
             self.blocks[start] = block
+        following = {
+            start: (
+                self.instructions[start : block.end],
+                [block.end, *([] if block.target is None else [block.target])],
+            )
+            for start, block in self.blocks.items()
+        }
+        self._live = live_registers(following)
         last = self.instructions[-1] if self.instructions else None
         if last is None or last.opcode not in ("bra", "ret", "exit", "trap") or last.guard is not None:
             raise UnsupportedInstruction(f"{self.name}: the last instruction must be ret, exit, trap or a branch")
+
+    def must_keep(self, registers: set[Register], *places: int) -> list[Register]:
+        """Those of the registers that a thread at one of the places may still read; _DONE is a place without any."""
+        live = 1 << (len(self.storage) - 1)  # the condition code, which no instruction names
+        for place in places:
+            live |= self._live.get(place, 0)
+        return [register for register in registers if live >> register.index & 1]
 
     def _target(self, instruction: Instruction) -> int:
         if instruction.opcode in ("ret", "exit"):
@@ -101,6 +116,8 @@ class Kernel:
                 raise UnsupportedInstruction("ret and exit have no operands")
             return _DONE
         operands = instruction.operands
+        if instruction.guard is not None and instruction.modifiers == ("uni",):
+            raise UnsupportedInstruction("whether all threads of a warp agree is not checked")
         if instruction.modifiers not in ((), ("uni",)) or len(operands) != 1 or not isinstance(operands[0], Symbol):
             raise UnsupportedInstruction("a branch must name one label")
         target = self.labels.get(operands[0].name)
@@ -124,6 +141,15 @@ def _seed_error(rsqrt_ulp: SeedError) -> Callable[[np.ndarray], np.ndarray]:
     if callable(rsqrt_ulp):
         return rsqrt_ulp
     return lambda x: np.array([rsqrt_ulp], np.int32)
+
+
+def _check_arithmetic() -> None:
+    """Something else in this process may have changed the processor's modes (torch.set_flush_denormal does)."""
+    least = np.full(16, 2.0**-149, np.float32)
+    signs = np.repeat([1.0, -1.0], 8)
+    tenth, third = 0.1 * signs, 0.3333333333333333 * signs  # to nearest, one is rounded away from 0 and one towards it
+    if (least * np.float32(1.0) == 0).any() or (signs / 10.0 != tenth).any() or (signs / 3.0 != third).any():
+        raise RuntimeError("the processor must keep subnormals and round to nearest even, or nothing here is exact")
 
 
 @contextlib.contextmanager
@@ -172,6 +198,7 @@ class Module:
         kernel = self.kernels.get(name)
         if kernel is None:
             raise LaunchError(f"there is no kernel {name}; there are {', '.join(self.kernels)}")
+        _check_arithmetic()
         grid, block = _triple(grid, "grid"), _triple(block, "block")
         num_threads = block[0] * block[1] * block[2]
         limit = min(1024, kernel.text.max_threads or 1024)
@@ -179,6 +206,9 @@ class Module:
             raise LaunchError(f"{name}: a block must have at most {limit} threads, got {num_threads}")
         if kernel.text.required_threads not in (None, num_threads):
             raise LaunchError(f"{name}: a block must have {kernel.text.required_threads} threads, got {num_threads}")
+        num_blocks = grid[0] * grid[1] * grid[2]
+        if blocks is not None and (blocks.step != 1 or not 0 <= blocks.start <= blocks.stop <= num_blocks):
+            raise LaunchError(f"{name}: blocks must be a range within {num_blocks}, got {blocks}")
         if len(params) != kernel.parameter_bytes:
             raise LaunchError(f"{name}: the parameters have {kernel.parameter_bytes} bytes, got {len(params)}")
 
@@ -237,6 +267,7 @@ class _Chunk:
         """From `place` until the group parts, leaves or comes to where others wait. index: which threads it is."""
         where = slice(None) if index is None else index
         written: set[Register] = set()
+        places: tuple[int, ...]
         while True:
             block = self.kernel.blocks[place]
             self._run_block(lanes, block)
@@ -245,31 +276,29 @@ class _Chunk:
             place = block.end
             if block.target is not None:
                 taken = self._taken(lanes, block)
-                if taken is None:
-                    self.place[where] = np.where(self._predicate(lanes, block), block.target, block.end)
-                    break
-                if taken:
+                if taken.all():
                     place = block.target
+                elif taken.any():
+                    self.place[where] = np.where(taken, block.target, block.end)
+                    places = (block.target, block.end)
+                    break
             if place >= others or place == _DONE:
                 self.place[where] = place
+                places = (place,)
                 break
         if isinstance(lanes, Subset):
-            lanes.flush(written)
+            lanes.flush(self.kernel.must_keep(written, *places))
 
-    @staticmethod
-    def _predicate(lanes: Lanes, block: Block) -> np.ndarray:
-        assert block.guard is not None
-        value = lanes[block.guard.index]
-        return ~value if block.negated else value
-
-    def _taken(self, lanes: Lanes, block: Block) -> bool | None:
-        """Whether the branch is taken by all lanes (True), none (False), or some (None)."""
-        if block.guard is None:
-            return True
-        value = self._predicate(lanes, block)
-        if value.all():
-            return True
-        return None if value.any() else False
+    def _taken(self, lanes: Lanes, block: Block) -> np.ndarray:
+        """Which lanes take the block's branch; of shape (1,) where all do the same."""
+        branch = block.branch
+        if branch is None or branch.guard is None:
+            return np.array([True])
+        try:
+            value = lanes[branch.guard.index]
+        except LaneFault as fault:
+            raise self._located(fault, lanes, branch) from None
+        return ~value if branch.guard_negated else value
 
     def _run_block(self, lanes: Lanes, block: Block) -> None:
         self.left -= block.length

@@ -6,6 +6,10 @@ import numpy as np
 
 from .errors import LaneFault, MemoryFault, Misaligned, Race
 
+# In each byte of a word.
+_ONES = {size: np.dtype(f"u{size}").type(0x0101010101010101 >> (64 - 8 * size)) for size in (1, 2, 4, 8)}
+_TOP_BITS = {size: ones << ones.dtype.type(7) for size, ones in _ONES.items()}
+
 
 class Buffer:
     """A contiguous uint8 array at an address. Elements are reached through views, so that the array itself changes."""
@@ -36,10 +40,16 @@ class Buffer:
     def count(self, addresses: np.ndarray, access_bytes: int) -> None:
         """Counts one write to each byte of each access; 255 stands for more."""
         if self.counts is not None:
-            rows, first = self._rows(self.counts, 1, access_bytes)
+            word_bytes = min(access_bytes, 8)
+            rows, first = self._rows(self.counts, word_bytes, access_bytes // word_bytes)
             index = (addresses - np.uint64(first)) // np.uint64(access_bytes)
             now = rows[index]
-            rows[index] = now + (now < 255)
+            if (now & _TOP_BITS[word_bytes]).any():  # some byte may be full
+                rows, first = self._rows(self.counts, 1, access_bytes)
+                now = rows[index]
+                rows[index] = now + (now < 255)
+            else:
+                rows[index] = now + _ONES[word_bytes]
 
 
 class Memory:

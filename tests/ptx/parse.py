@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .errors import ParseError
+from .statements import Statement, split_statements, strip_comments
 
 TYPE_BITS = {
     "pred": 1,
@@ -15,15 +16,6 @@ TYPE_BITS = {
     "f32": 32,
     "f64": 64,
 }
-
-
-@dataclass(frozen=True)
-class Statement:
-    """kind is directive, header (of an entry, up to its brace), open, close, label or instruction."""
-
-    kind: str
-    text: str
-    line: int
 
 
 @dataclass(frozen=True)
@@ -149,73 +141,6 @@ class ModuleText:
     kernels: dict[str, KernelText]
 
 
-# ---- statements ---------------------------------------------------------------------------------------------------
-
-_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', re.S)
-_UNDEFINED = re.compile(r"//\s*implicit-def:\s*(%?[\w$]+)")
-_LINE_DIRECTIVE = re.compile(r"\.(?:version|target|address_size|file|loc)\b[^\n]*")
-_LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
-_SPACE = re.compile(r"\s*")
-_END = re.compile(r'[;{}"]')
-
-
-def strip_comments(text: str) -> str:
-    """Comments become blanks of as many lines, so that positions keep their line numbers."""
-
-    def blank(match: re.Match[str]) -> str:
-        piece = match.group()
-        return piece if piece.startswith('"') else "\n" * piece.count("\n") + " "
-
-    return _COMMENT.sub(blank, text)
-
-
-def split_statements(text: str) -> Iterator[Statement]:
-    """All statements of a file without comments, in order. Raises ParseError where one does not end."""
-    at, line, counted = 0, 1, 0
-    while True:
-        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
-        line += text.count("\n", counted, at)
-        counted = at
-        if at == len(text):
-            return
-        if match := _LINE_DIRECTIVE.match(text, at):
-            yield Statement("directive", match.group().strip(), line)
-            at = match.end()
-        elif match := _LABEL.match(text, at):
-            yield Statement("label", match.group(1), line)
-            at = match.end()
-        elif text[at] == "{":
-            yield Statement("open", "{", line)
-            at += 1
-        elif text[at] == "}":
-            yield Statement("close", "}", line)
-            at += 1
-        else:
-            kind, end = _end_of_statement(text, at, line)
-            yield Statement(kind, " ".join(text[at:end].split()), line)
-            at = end if kind == "header" else end + 1
-
-
-def _end_of_statement(text: str, start: int, line: int) -> tuple[str, int]:
-    is_directive = text[start] == "."
-    at = start
-    while match := _END.search(text, at):
-        mark, at = match.group(), match.end()
-        if mark == ";":
-            return ("directive" if is_directive else "instruction"), at - 1
-        if mark == '"':
-            at = text.find('"', at) + 1
-        elif mark == "{" and is_directive and "=" not in text[start:at]:
-            return "header", at - 1
-        elif mark == "{":  # a vector operand or an initialiser
-            at = text.find("}", at) + 1
-        else:
-            break
-        if at == 0:
-            break
-    raise ParseError(f"line {line}: a statement without end: {text[start : start + 60].strip()!r}")
-
-
 # ---- operands -----------------------------------------------------------------------------------------------------
 
 _INTEGER = re.compile(r"(-?)(0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9][0-9]*)U?$")
@@ -338,6 +263,7 @@ def _parse_instruction(statement: Statement, scopes: _Scopes) -> Instruction:
 
 # ---- declarations -------------------------------------------------------------------------------------------------
 
+_UNDEFINED = re.compile(r"//\s*implicit-def:\s*(%?[\w$]+)")
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(.+)$", re.S)
 _RANGE = re.compile(r"([%$\w]+)<(\d+)>$")
 _HEADER = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)\s*(?:\((.*?)\))?\s*(.*)$", re.S)
@@ -354,7 +280,7 @@ _HARMLESS_PRAGMA = re.compile(r'\.pragma\s+"(?:nounroll|used_bytes_mask\s+(?:0x)
 
 def _declare_registers(text: str, scopes: _Scopes) -> None:
     match = _REGISTERS.match(text)
-    if not match or match.group(1) not in TYPE_BITS:
+    if not match or TYPE_BITS.get(match.group(1)) in (None, 8):
         raise ParseError(f"register declaration {text!r} is not understood")
     for piece in match.group(2).split(","):
         piece = piece.strip()
@@ -426,17 +352,17 @@ def extract_kernel(text: str, name: str) -> str:
 
 def parse_module(text: str) -> ModuleText:
     """Raises ParseError for what is not understood, anywhere in the file: nothing is skipped."""
-    undefined = set(_UNDEFINED.findall(text))
+    undefined = {text.count("\n", 0, match.start()) + 1: match.group(1) for match in _UNDEFINED.finditer(text)}
     module = ModuleText("", "", {})
     statements = split_statements(strip_comments(text))
     for statement in statements:
         first = statement.text.split(maxsplit=1)[0]
         if statement.kind == "header":
             kernel = _parse_header(statement)
-            kernel.undefined = undefined
             if kernel.name in module.kernels:
                 raise ParseError(f"line {statement.line}: kernel {kernel.name} is defined twice")
-            _parse_body(kernel, statements)
+            end = _parse_body(kernel, statements)
+            kernel.undefined = {name for line, name in undefined.items() if kernel.line <= line <= end}
             module.kernels[kernel.name] = kernel
         elif statement.kind == "directive" and first == ".version":
             module.version = statement.text.split()[1]
@@ -450,7 +376,8 @@ def parse_module(text: str) -> ModuleText:
     return module
 
 
-def _parse_body(kernel: KernelText, statements: Iterator[Statement]) -> None:
+def _parse_body(kernel: KernelText, statements: Iterator[Statement]) -> int:
+    """Returns the line on which the body ends."""
     scopes = _Scopes(kernel)
     if next(statements).kind != "open":
         raise ParseError(f"line {kernel.line}: {kernel.name} has no body")
@@ -462,7 +389,7 @@ def _parse_body(kernel: KernelText, statements: Iterator[Statement]) -> None:
             elif statement.kind == "close":
                 scopes.frames.pop()
                 if not scopes.frames:
-                    break
+                    return statement.line
             elif statement.kind == "label":
                 if statement.text in kernel.labels:
                     raise ParseError(f"label {statement.text} is defined twice")
@@ -479,5 +406,4 @@ def _parse_body(kernel: KernelText, statements: Iterator[Statement]) -> None:
                 raise ParseError(f"directive {statement.text!r} in a kernel is not supported")
         except ParseError as error:
             raise ParseError(f"{kernel.name}, line {statement.line}: {error}") from None
-    else:
-        raise ParseError(f"line {kernel.line}: the body of {kernel.name} does not end")
+    raise ParseError(f"line {kernel.line}: the body of {kernel.name} does not end")

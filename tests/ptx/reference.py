@@ -7,6 +7,7 @@ u32.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
 import subprocess
@@ -83,15 +84,19 @@ def run_c(library: ctypes.CDLL, number: int, case: Case, operands: Sequence[np.n
 # ---- PTX ----------------------------------------------------------------------------------------------------------
 
 
-def ptx_source(case: Case) -> str:
-    """A kernel of one instruction: load the operands of element i, compute, store."""
+def ptx_source(case: Case, shared: str = "") -> str:
+    """A kernel of one instruction: load the operands of element i, compute, store.
+
+    Operands named in `shared` are element 0's in all threads.
+    """
     names = "abce"[: len(case.sources)]
     declare, load, names_of = [], [], {}
     for name, type_ in zip(names, case.sources, strict=True):
         declare.append(f".reg .{_register_type(type_)} %{name};")
         names_of[name] = f"%{name}"
         size = stored(type_).itemsize
-        load += [f"ld.param.u64 %at, [p_{name}];", f"mad.wide.u32 %at, %i, {size}, %at;"]
+        index = "0" if name in shared else "%i"
+        load += [f"ld.param.u64 %at, [p_{name}];", f"mad.wide.u32 %at, {index}, {size}, %at;"]
         if type_ == "pred":
             load += ["ld.global.u32 %t, [%at];", f"setp.ne.u32 %{name}, %t, 0;"]
         else:
@@ -120,9 +125,9 @@ def ptx_source(case: Case) -> str:
     )
 
 
-def run_ptx(case: Case, operands: Sequence[np.ndarray], rsqrt_ulp: SeedError = 0) -> np.ndarray:
+def run_ptx(case: Case, operands: Sequence[np.ndarray], rsqrt_ulp: SeedError = 0, shared: str = "") -> np.ndarray:
     """operands: patterns of each source's type, all of one size."""
-    module = Module(ptx_source(case))
+    module = Module(ptx_source(case, shared))
     size = operands[0].size
     result = np.zeros(size, stored(case.destination))
     memory, addresses = Memory(count_writes=True), []
@@ -162,6 +167,7 @@ _SPECIAL_FLOATS = [
 ]
 
 
+@functools.cache
 def special_patterns(type_: str) -> np.ndarray:
     """The edges of a type."""
     dtype = stored(type_)
@@ -182,9 +188,10 @@ def special_patterns(type_: str) -> np.ndarray:
     return np.array(sorted({x & ((1 << bits) - 1) for x in near}), dtype)
 
 
-def random_patterns(type_: str, count: int, rng: np.random.Generator) -> np.ndarray:
+@functools.cache
+def random_patterns(type_: str, count: int, seed: int) -> np.ndarray:
     """Half of all patterns alike; half of middling sizes, where arithmetic does not overflow at once."""
-    dtype = stored(type_)
+    dtype, rng = stored(type_), np.random.default_rng(seed)
     if type_ == "pred":
         return rng.integers(0, 2, count, dtype)
     patterns = rng.integers(0, 1 << (8 * dtype.itemsize), count, dtype, endpoint=False)
@@ -196,15 +203,36 @@ def random_patterns(type_: str, count: int, rng: np.random.Generator) -> np.ndar
     return np.where(rng.integers(0, 2, count) == 1, patterns, middling)
 
 
-def operands_of(case: Case, count: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """`count` random operands after every pair of edges, or a sample of the triples."""
-    edges = [special_patterns(type_) for type_ in case.sources]
-    total = int(np.prod([len(e) for e in edges]))
-    chosen = np.arange(total) if total <= 40_000 else rng.integers(0, total, 40_000)
-    picked = np.unravel_index(chosen, [len(e) for e in edges])
+@functools.cache
+def core_patterns(type_: str) -> np.ndarray:
+    """The few edges of a type that meet each other in every test."""
+    dtype = stored(type_)
+    bits = 8 * dtype.itemsize
+    if type_ == "pred":
+        return np.array([0, 1], dtype)
+    if type_[0] == "f":
+        kind = np.dtype(f"f{dtype.itemsize}")
+        info = np.finfo(kind)
+        values = np.array([0.0, info.smallest_subnormal, info.tiny, 1.0, 1.5, info.max, np.inf, np.nan], kind)
+        return np.concatenate([values, -values]).view(dtype)
+    return np.array([0, 1, 2, 31, 32, (1 << bits - 1) - 1, 1 << bits - 1, (1 << bits) - 2, (1 << bits) - 1], dtype)
+
+
+def _product(columns: list[np.ndarray], most: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """All combinations, or `most` of them."""
+    sizes = [len(column) for column in columns]
+    total = int(np.prod(sizes))
+    picked = np.unravel_index(np.arange(total) if total <= most else rng.integers(0, total, most), sizes)
+    return [column[index] for column, index in zip(columns, picked, strict=True)]
+
+
+def operands_of(case: Case, count: int, rng: np.random.Generator, num_edges: int = 40_000) -> list[np.ndarray]:
+    """All combinations of the core; of the edges all or a sample; `count` random ones, the same in each case."""
+    core = _product([core_patterns(type_) for type_ in case.sources], 10_000, rng)
+    edges = _product([special_patterns(type_) for type_ in case.sources], num_edges, rng)
     columns = []
-    for name, type_, edge, index in zip("abce", case.sources, edges, picked, strict=False):
-        column = np.concatenate([edge[index], random_patterns(type_, count, rng)])
+    for number, (name, type_) in enumerate(zip("abce", case.sources, strict=False)):
+        column = np.concatenate([core[number], edges[number], random_patterns(type_, count, ord(name))])
         if name in case.nonzero:
             column[column == 0] = 1
         columns.append(np.ascontiguousarray(column))

@@ -8,34 +8,29 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import memory
-from .arithmetic import Modifiers, Operation, decode, numpy_dtype
+from .decode import decode
 from .errors import LaneFault, MemoryFault, Trap, UnsupportedInstruction
-from .lanes import Lanes, Subset, storage_dtype
+from .lanes import Lanes, Subset
+from .operands import Read, Write, reader, writer
+from .operation import Modifiers, Operation, numpy_dtype
 from .parse import (
     TYPE_BITS,
     Address,
-    FloatImmediate,
     Instruction,
-    IntImmediate,
     KernelText,
-    Negated,
     Operand,
     PredicatePair,
     Register,
     Sink,
-    SpecialRegister,
     Symbol,
     Vector,
 )
 
 Run = Callable[[Lanes], None]
-Read = Callable[[Lanes], np.ndarray]
-Write = Callable[[Lanes, np.ndarray], None]
 
 # The parameter block as ld.param sees it, and as generic addresses do. Neither is an address of a buffer.
 PARAMETER_WINDOW = 0x7E00_0000_0000_0000
 
-_SPECIAL = {f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"} | {"%laneid"}
 _CACHE_HINTS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
 _LEVEL_HINTS = {
     "L1::evict_normal",
@@ -84,51 +79,6 @@ class StepBuilder:
             run = _guarded(run, instruction.guard, instruction.guard_negated, written)
         return Step(instruction, run, written)
 
-    # ---- operands -------------------------------------------------------------------------------------------------
-
-    def _reader(self, operand: Operand, type_: str, wide: bool = False) -> Read:
-        """The operand's value as an array of the type's dtype."""
-        dtype = numpy_dtype(type_)
-        if isinstance(operand, Register):
-            return _register_reader(operand, type_, dtype, wide)
-        if isinstance(operand, Negated) and type_ == "pred":
-            index = operand.register.index
-            if operand.register.type != "pred":
-                raise UnsupportedInstruction(f"!{operand.register.name} must be a predicate")
-            return lambda lanes: ~lanes[index]
-        if isinstance(operand, SpecialRegister):
-            name = operand.name
-            if name not in _SPECIAL:
-                raise UnsupportedInstruction(f"special register {name} is not supported, or it is not declared")
-            if TYPE_BITS[type_] != 32:
-                raise UnsupportedInstruction(f"special register {name} has 32 bits, but is read as {type_}")
-            return lambda lanes: lanes.special(name).view(dtype)
-        constant = _constant(operand, type_, dtype)
-        return lambda lanes: constant
-
-    def _writer(self, operand: Operand, type_: str, wide: bool = False) -> tuple[Write, tuple[Register, ...]]:
-        if isinstance(operand, Sink):
-            return (lambda lanes, value: None), ()
-        if not isinstance(operand, Register):
-            raise UnsupportedInstruction(f"a destination must be a register, got {operand}")
-        index, stored, bits = operand.index, storage_dtype(operand), TYPE_BITS[type_]
-        if (type_ == "pred") != (operand.type == "pred") or operand.bits < bits or (operand.bits > bits and not wide):
-            raise UnsupportedInstruction(f"{operand.name} is {operand.type}: no place for a value of type {type_}")
-        if operand.bits > bits:
-            if type_[0] == "f":
-                raise UnsupportedInstruction(f"{operand.name} is {operand.type}: it must be as wide as {type_}")
-            extended = np.dtype(f"{'i' if type_[0] == 's' else 'u'}{stored.itemsize}")
-
-            def write_wide(lanes: Lanes, value: np.ndarray) -> None:
-                lanes[index] = value.astype(extended).view(stored)
-
-            return write_wide, (operand,)
-
-        def write(lanes: Lanes, value: np.ndarray) -> None:
-            lanes[index] = value if value.dtype == stored else value.view(stored)
-
-        return write, (operand,)
-
     # ---- arithmetic -----------------------------------------------------------------------------------------------
 
     def _operate(self, instruction: Instruction) -> tuple[Run, tuple[Register, ...]]:
@@ -145,17 +95,17 @@ class StepBuilder:
         writes: list[Write] = []
         written: list[Register] = []
         for operand, type_ in zip(operands, operation.destinations, strict=False):
-            write, registers = self._writer(operand, type_, operation.wide)
+            write, registers = writer(operand, type_, operation.wide)
             writes.append(write)
             written.extend(registers)
         reads = [
-            self._reader(operand, type_, operation.wide)
+            reader(operand, type_, operation.wide)
             for operand, type_ in zip(operands[num_written:], operation.sources, strict=True)
         ]
         if operation.carry_in:
-            reads.append(_register_reader(self.carry, "pred", np.dtype(bool), False))
+            reads.append(reader(self.carry, "pred"))
         if operation.carry_out:
-            write, registers = self._writer(self.carry, "pred")
+            write, registers = writer(self.carry, "pred")
             writes.append(write)
             written.extend(registers)
         return _apply(operation, reads, writes), tuple(written)
@@ -164,13 +114,13 @@ class StepBuilder:
 
     def _mov(self, instruction: Instruction) -> tuple[Run, tuple[Register, ...]]:
         modifiers = Modifiers(instruction)
-        type_ = modifiers.last("pred", *(t for t in _MEMORY_TYPES if TYPE_BITS[t] > 8))
+        type_ = modifiers.last("pred", *_MEMORY_TYPES)
         if len(instruction.operands) != 2:
             raise modifiers.refuse(f"expected 2 operands, got {len(instruction.operands)}")
         target, source = instruction.operands
         if isinstance(target, Vector):
             return self._unpack(modifiers, type_, target, source)
-        write, written = self._writer(target, type_)
+        write, written = writer(target, type_)
         if isinstance(source, Vector):
             read = self._packer(modifiers, type_, source)
         elif isinstance(source, Symbol):
@@ -179,7 +129,7 @@ class StepBuilder:
             address = np.array([self._symbol(source)], np.uint64)
             read = lambda lanes: address  # noqa: E731
         else:
-            read = self._reader(source, type_)
+            read = reader(source, type_)
         return (lambda lanes: write(lanes, read(lanes))), written
 
     def _part(self, modifiers: Modifiers, type_: str, vector: Vector) -> str:
@@ -192,9 +142,9 @@ class StepBuilder:
         self, modifiers: Modifiers, type_: str, target: Vector, source: Operand
     ) -> tuple[Run, tuple[Register, ...]]:
         part = self._part(modifiers, type_, target)
-        read = self._reader(source, type_)
+        read = reader(source, type_)
         width, dtype, whole = TYPE_BITS[part], numpy_dtype(part), numpy_dtype(type_)
-        pairs = [self._writer(element, part) for element in target.elements]
+        pairs = [writer(element, part) for element in target.elements]
 
         def run(lanes: Lanes) -> None:
             value = read(lanes)
@@ -205,7 +155,7 @@ class StepBuilder:
 
     def _packer(self, modifiers: Modifiers, type_: str, source: Vector) -> Read:
         part = self._part(modifiers, type_, source)
-        reads = [self._reader(element, part) for element in source.elements]
+        reads = [reader(element, part) for element in source.elements]
         width, whole = TYPE_BITS[part], numpy_dtype(type_)
 
         def read(lanes: Lanes) -> np.ndarray:
@@ -264,7 +214,7 @@ class StepBuilder:
     def _load(
         self, address: Read, elements: tuple[Operand, ...], type_: str, space: str
     ) -> tuple[Run, tuple[Register, ...]]:
-        pairs = [self._writer(element, type_, wide=True) for element in elements]
+        pairs = [writer(element, type_, wide=True) for element in elements]
         size, count, dtype = TYPE_BITS[type_] // 8, len(elements), numpy_dtype(type_)
 
         def run(lanes: Lanes) -> None:
@@ -284,7 +234,7 @@ class StepBuilder:
         plain = f"u{TYPE_BITS[type_]}"
         if type_[0] == "f" and any(isinstance(e, Register) and e.bits != TYPE_BITS[type_] for e in elements):
             raise UnsupportedInstruction(f"a register must be as wide as {type_}")
-        reads = [self._reader(element, plain, wide=True) for element in elements]
+        reads = [reader(element, plain, wide=True) for element in elements]
         dtype = numpy_dtype(plain)
 
         def run(lanes: Lanes) -> None:
@@ -309,14 +259,14 @@ class StepBuilder:
         space = modifiers.need("global", "param", "param::entry").split("::")[0]
         modifiers.last("u64")
         target, source = instruction.operands
-        write, written = self._writer(target, "u64")
+        write, written = writer(target, "u64")
         if isinstance(source, Symbol):
             constant = np.array([self._symbol(source)], np.uint64)
             if space != "param":
                 raise modifiers.refuse(f"{source.name} is a parameter")
             read: Read = lambda lanes: constant  # noqa: E731
         else:
-            read = self._reader(source, "u64")
+            read = reader(source, "u64")
         shift = np.uint64(0 if space == "global" else PARAMETER_WINDOW)
         if back:
             return (lambda lanes: write(lanes, read(lanes) - shift)), written
@@ -330,33 +280,6 @@ class StepBuilder:
             raise LaneFault(Trap, "trap")
 
         return run, ()
-
-
-def _register_reader(register: Register, type_: str, dtype: np.dtype, wide: bool) -> Read:
-    index, stored, bits = register.index, storage_dtype(register), TYPE_BITS[type_]
-    if (type_ == "pred") != (register.type == "pred") or register.bits < bits or (register.bits > bits and not wide):
-        raise UnsupportedInstruction(f"{register.name} is {register.type}, but is read as {type_}")
-    if register.bits > bits:
-        if type_[0] == "f":
-            raise UnsupportedInstruction(f"{register.name} is {register.type}: it must be as wide as {type_}")
-        narrow = np.dtype(f"u{bits // 8}")
-        return lambda lanes: lanes[index].astype(narrow).view(dtype)
-    if dtype == stored:
-        return lambda lanes: lanes[index]
-    return lambda lanes: lanes[index].view(dtype)
-
-
-def _constant(operand: Operand, type_: str, dtype: np.dtype) -> np.ndarray:
-    bits = TYPE_BITS[type_]
-    if isinstance(operand, IntImmediate) and type_ == "pred":
-        return np.array([operand.value != 0])
-    if isinstance(operand, IntImmediate) and type_[0] != "f":
-        if not -(1 << (bits - 1)) <= operand.value < 1 << bits:
-            raise UnsupportedInstruction(f"{operand.value} does not fit into {type_}")
-        return np.array([operand.value & ((1 << bits) - 1)], f"u{bits // 8}").view(dtype)
-    if isinstance(operand, FloatImmediate) and bits == operand.bits:
-        return np.array([operand.pattern], f"u{bits // 8}").view(dtype)
-    raise UnsupportedInstruction(f"operand {operand} is not a value of type {type_}")
 
 
 def _apply(operation: Operation, reads: list[Read], writes: list[Write]) -> Run:
