@@ -19,13 +19,13 @@ test: $(STAMP) $(VENV)/.recsys
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror csrc/*.h csrc/*.cpp csrc/*.cu csrc/*.cuh
+	$(BIN)/clang-format --dry-run -Werror csrc/*.h csrc/*.cpp csrc/*.cu csrc/*.cuh bench/*.cu tests/ptx/*.h
 	$(BIN)/mypy
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp csrc/*.cu csrc/*.cuh
+	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp csrc/*.cu csrc/*.cuh bench/*.cu tests/ptx/*.h
 
 bench: $(STAMP)
 	$(BIN)/python bench/fill.py
