@@ -69,9 +69,9 @@ SHARDINIT_HD F add_minus_two_log_of_power(F scaled_n, F c) {
 template <class T>
 struct UniformParams {
   T low;
-  T width;   // b - a
   T scaled;  // b - a times the unit of u; 0 where that is not exact
   T top;     // the largest value of the tensor's type below b; +inf where a == b
+  T width;   // b - a
 };
 
 template <class T>
