@@ -15,6 +15,7 @@ import torch
 import torch.nn as nn
 
 from .errors import RecordError
+from .locate.fsdp1 import entries, handle_of
 from .program import Ref
 from .recorder import Recorder
 from .recording import Kind, ModuleRecord, TensorRecord, is_lazy, own_tensors, record_of
@@ -44,34 +45,28 @@ class ModelTensor:
         return self.known is not None and self.current is not None and self.known.written_since(self.current)
 
 
-def flat_parameters(model: nn.Module) -> list[Any]:
-    """The FSDP1 flat parameters of a model."""
-    handles: list[Any] = [getattr(module, "_handle", None) for module in model.modules()]
-    flat = [handle.flat_param for handle in handles if hasattr(handle, "flat_param")]
-    return list({id(one): one for one in flat if hasattr(one, "_param_infos")}.values())
+def _handles(model: nn.Module) -> list[Any]:
+    """Those of a model's FSDP1 units."""
+    handles = [handle for module in model.modules() if (handle := handle_of(module)) is not None]
+    return list({id(one): one for one in handles}.values())
 
 
-def _in_flat_parameters(model: nn.Module) -> dict[tuple[int, str], tuple[nn.Module, Any, tuple[int, ...], Any]]:
-    """(id of module, name) -> (module, tie key, global shape, flat parameter) of what FSDP1 has flattened."""
-    found: dict[tuple[int, str], tuple[nn.Module, Any, tuple[int, ...], Any]] = {}
-    for flat in flat_parameters(model):
-        for (name, module, _), shape, extension in zip(
-            flat._param_infos, flat._shapes, flat._param_extensions, strict=True
-        ):
-            # Under TP the flat parameter holds a DTensor's local tensor; the extension keeps its spec.
-            whole = getattr(extension, "shape", None)
-            whole = shape if whole is None else whole
-            found[id(module), name] = (module, ("flat", id(module), name), tuple(whole), flat)
-        for shared in flat._shared_param_infos:
-            first = found[id(shared.prim_module), shared.prim_param_name]
-            found[id(shared.module), shared.param_name] = (shared.module, *first[1:])
+def _in_flat_parameters(handles: list[Any]) -> dict[tuple[int, str], tuple[Any, tuple[int, ...], Any]]:
+    """(id of module, name) -> (tie key, global shape, flat parameter) of what FSDP1 has flattened."""
+    found: dict[tuple[int, str], tuple[Any, tuple[int, ...], Any]] = {}
+    for handle in handles:
+        for entry in entries(handle):
+            key = ("flat", id(handle), entry.start, entry.owners[0][1])
+            for module, name in entry.owners:
+                found[id(module), name] = (key, entry.global_shape, handle.flat_param)
     return found
 
 
 def tensors_of(model: nn.Module) -> list[ModelTensor]:
     """Every parameter and buffer of every module, once for each module and name."""
-    flattened = _in_flat_parameters(model)
-    flat_ids = {id(flat) for flat in flat_parameters(model)}
+    handles = _handles(model)
+    flattened = _in_flat_parameters(handles)
+    flat_ids = {id(handle.flat_param) for handle in handles}
     names_in_flat: dict[int, list[str]] = {}
     for module_id, name in flattened:
         names_in_flat.setdefault(module_id, []).append(name)
@@ -79,7 +74,7 @@ def tensors_of(model: nn.Module) -> list[ModelTensor]:
     for module in model.modules():
         record = record_of(module)
         for name in names_in_flat.get(id(module), ()):
-            _, tied, shape, flat = flattened[id(module), name]
+            tied, shape, flat = flattened[id(module), name]
             known = _known(record, name)
             found.append(
                 ModelTensor(
@@ -200,7 +195,7 @@ def stand_ins(
     try:
         for one in tensors:
             made[id(one.module), one.name] = maker.make(one)
-        flat_ids = {id(flat) for flat in flat_parameters(model)}
+        flat_ids = {id(handle.flat_param) for handle in _handles(model)}
         for module in modules:
             for name in [name for name, value in module._parameters.items() if id(value) in flat_ids]:
                 del module._parameters[name]
@@ -235,10 +230,10 @@ def _restore(module: nn.Module, state: tuple[dict[str, Any], list[dict[str, Any]
     attributes, registries, non_persistent = state
     module.__dict__.clear()
     module.__dict__.update(attributes)
-    for key, entries in zip(_REGISTRIES, registries, strict=True):
+    for key, before in zip(_REGISTRIES, registries, strict=True):
         registry = module.__dict__[key]
         registry.clear()
-        registry.update(entries)
+        registry.update(before)
     module._non_persistent_buffers_set.clear()
     module._non_persistent_buffers_set.update(non_persistent)
 
