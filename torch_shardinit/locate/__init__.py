@@ -66,9 +66,10 @@ def _fsdp1(modules: list[tuple[str, nn.Module]], registered: dict[int, _Found]) 
             one = _Found(flat, "parameter", global_shape=entry.global_shape, parts=parts)
             for module, attribute in entry.owners:
                 one.names |= {join(prefix, attribute) for prefix in names_of_module.get(id(module), ())}
-            # use_orig_params=True: the modules show views of the flat shard, under the names that they had before.
-            if entry.original is not None and id(entry.original) in registered:
-                one.names |= registered.pop(id(entry.original)).names
+
+            for shown in entry.shown(flat):
+                if id(shown) in registered:
+                    one.names |= registered.pop(id(shown)).names
             if not one.names:
                 raise ValueError(
                     f"FSDP unit {name!r}: the module that holds each flattened parameter must still be in the model, "

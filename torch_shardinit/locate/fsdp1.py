@@ -19,7 +19,7 @@ import torch.nn as nn
 
 from .. import region
 from ..targets import is_flat_parameter
-from .dtensor import dtensor_box, is_dtensor_spec
+from .dtensor import dtensor_box, is_dtensor, is_dtensor_spec
 from .names import is_a
 from .private import check_private, private
 
@@ -36,11 +36,24 @@ class FlatEntry:
     global_shape: tuple[int, ...]
     corner: tuple[int, ...] | None  # None: it is the whole
     owners: tuple[tuple[nn.Module, str], ...]  # every (module, attribute) of the unit that is this parameter
-    original: torch.Tensor | None  # the registered parameter, with use_orig_params=True
+    original: torch.Tensor | None  # the Parameter that was flattened, with use_orig_params=True
 
     @property
     def numel(self) -> int:
         return region.numel(region.full_box(self.shape))
+
+    def shown(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """What the modules register for this parameter, with use_orig_params=True: the original Parameter, with the
+        shard's memory; or, under NO_SHARD over tensor parallelism, a DTensor of that memory."""
+        registered = [module._parameters.get(attribute) for module, attribute in self.owners]
+        return [
+            one for one in registered if one is not None and (one is self.original or _memory(one) == _memory(flat))
+        ]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    local = private(tensor, "_local_tensor") if is_dtensor(tensor) else tensor
+    return local.untyped_storage()._cdata
 
 
 @dataclass(frozen=True)
