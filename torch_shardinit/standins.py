@@ -15,7 +15,7 @@ import torch
 import torch.nn as nn
 
 from .errors import RecordError
-from .locate.fsdp1 import entries, handle_of
+from .locate.fsdp1 import entries, flat_parameter_of, handle_of
 from .program import Ref
 from .recorder import Recorder
 from .recording import Kind, ModuleRecord, TensorRecord, is_lazy, own_tensors, record_of
@@ -58,7 +58,7 @@ def _in_flat_parameters(handles: list[Any]) -> dict[tuple[int, str], tuple[Any, 
         for entry in entries(handle):
             key = ("flat", id(handle), entry.start, entry.owners[0][1])
             for module, name in entry.owners:
-                found[id(module), name] = (key, entry.global_shape, handle.flat_param)
+                found[id(module), name] = (key, entry.global_shape, flat_parameter_of(handle))
     return found
 
 
@@ -66,7 +66,7 @@ def tensors_of(model: nn.Module) -> list[ModelTensor]:
     """Every parameter and buffer of every module, once for each module and name."""
     handles = _handles(model)
     flattened = _in_flat_parameters(handles)
-    flat_ids = {id(handle.flat_param) for handle in handles}
+    flat_ids = {id(flat_parameter_of(handle)) for handle in handles}
     names_in_flat: dict[int, list[str]] = {}
     for module_id, name in flattened:
         names_in_flat.setdefault(module_id, []).append(name)
@@ -195,7 +195,7 @@ def stand_ins(
     try:
         for one in tensors:
             made[id(one.module), one.name] = maker.make(one)
-        flat_ids = {id(handle.flat_param) for handle in _handles(model)}
+        flat_ids = {id(flat_parameter_of(handle)) for handle in _handles(model)}
         for module in modules:
             for name in [name for name, value in module._parameters.items() if id(value) in flat_ids]:
                 del module._parameters[name]

@@ -14,7 +14,7 @@ import torch.nn as nn
 
 from . import fsdp2
 from .dtensor import dtensor_box, is_dtensor, locate_dtensor
-from .fsdp1 import handle_of, is_inside_unit, parts_of_handle
+from .fsdp1 import flat_parameter_of, handle_of, is_inside_unit, parts_of_handle
 from .names import join, walk_modules
 from .piece import Kind, Located, Piece, boxes_of_piece
 from .plain import check_strided, geometry, is_plain
@@ -58,7 +58,7 @@ def _fsdp1(modules: list[tuple[str, nn.Module]], registered: dict[int, _Found]) 
         names_of_module.setdefault(id(module), set()).add(name)
     found, padding = [], []
     for name, handle in handles.values():
-        flat = handle.flat_param
+        flat = flat_parameter_of(handle)
         registered.pop(id(flat), None)
         parts_of_entries, unit_padding = parts_of_handle(handle, f"FSDP unit {name!r}")
         padding += unit_padding

@@ -120,7 +120,7 @@ def _order_of_spec(spec: DTensorSpec) -> ShardOrder:
     if order is None or (strided and private(spec, "use_strided_shard_as_shard_order") is False):
         raise ValueError(
             f"the split factors must follow from an order of the mesh axes, got {spec.placements} on a mesh of shape "
-            f"{tuple(spec.mesh.shape)}: such a shard is no box"
+            f"{tuple(spec.mesh.shape)}: such a shard is no box ({package_version('torch')})"
         )
     return order
 

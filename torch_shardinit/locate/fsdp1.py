@@ -21,7 +21,7 @@ from .. import region
 from ..targets import is_flat_parameter
 from .dtensor import dtensor_box, is_dtensor, is_dtensor_spec
 from .names import is_a
-from .private import check_private, private
+from .private import check_private, package_version, private
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,11 @@ def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
     return order if dense else None
 
 
+def is_row_major(shape: Sequence[int], order: Sequence[int]) -> bool:
+    """Whether a memory order is that of a contiguous tensor: dimensions of one element may be anywhere."""
+    return [dim for dim in order if shape[dim] > 1] == [dim for dim in range(len(shape)) if shape[dim] > 1]
+
+
 def runs_of_entry(
     start: int,
     shape: Sequence[int],
@@ -93,8 +98,7 @@ def runs_of_entry(
     low, high = max(start, shard_start), min(start + numel, shard_start + shard_length)
     if low >= high:
         return [Run(0, 0, 0)]
-    row_major = [dim for dim in order if shape[dim] > 1] == [dim for dim in range(len(shape)) if shape[dim] > 1]
-    if row_major and corner is None:
+    if is_row_major(shape, order) and corner is None:
         return [Run(low - shard_start, high - low, low - start)]
     runs, at = [], low - shard_start
     stored_shape = [shape[dim] for dim in order]
@@ -116,6 +120,12 @@ def handle_of(module: nn.Module) -> Any | None:
     return private(module, "_handle") if is_a(module, "torch", "FullyShardedDataParallel") else None
 
 
+def flat_parameter_of(handle: Any) -> torch.Tensor:
+    flat = private(handle, "flat_param")
+    check_private(is_flat_parameter(flat), "flat_param of an FSDP unit must be a FlatParameter", type(flat).__name__)
+    return flat
+
+
 def is_inside_unit(tensor: torch.Tensor) -> bool:
     """Whether this is a flat parameter, or a parameter that an FSDP1 unit shows instead of a part of one."""
     return is_flat_parameter(tensor) or bool(getattr(tensor, "_fsdp_flattened", False))
@@ -124,8 +134,14 @@ def is_inside_unit(tensor: torch.Tensor) -> bool:
 def check_sharded(flat: torch.Tensor, name: str) -> None:
     """A fill of the local shard is lost while the unit is unsharded: what computes is another tensor."""
     # These attributes exist from the first forward on; before it, the flat parameter is the local shard.
-    unsharded = [getattr(flat, key, None) for key in ("_full_param_padded", "_full_prec_full_param_padded")]
-    shard = getattr(flat, "_local_shard", None)
+    keys = ("_local_shard", "_full_param_padded", "_full_prec_full_param_padded")
+    shard, *unsharded = values = [getattr(flat, key, None) for key in keys]
+    kinds = [type(value).__name__ for value in values]
+    check_private(
+        all(value is None or isinstance(value, torch.Tensor) for value in values),
+        f"{name}: {', '.join(keys)} of a flat parameter must be tensors or None",
+        kinds,
+    )
     moved = shard is not None and shard.untyped_storage()._cdata != flat.untyped_storage()._cdata
     if moved or any(full is not None and full.untyped_storage().size() > 0 for full in unsharded):
         raise ValueError(
@@ -136,8 +152,7 @@ def check_sharded(flat: torch.Tensor, name: str) -> None:
 
 def local_shard(handle: Any, name: str) -> tuple[torch.Tensor, int]:
     """(the local flat shard as a detached 1-D view, the flat parameter's element that it starts at)."""
-    flat = private(handle, "flat_param")
-    check_private(is_flat_parameter(flat), f"{name}: flat_param must be a FlatParameter", type(flat).__name__)
+    flat = flat_parameter_of(handle)
     check_sharded(flat, name)
     num_shards = private(handle, "world_size") if private(handle, "uses_sharded_strategy") else 1
     rank = private(handle, "rank") if num_shards > 1 else 0
@@ -170,7 +185,7 @@ def _place_in_whole(spec: Any, shape: tuple[int, ...], what: str) -> tuple[tuple
 
 
 # One element a parameter; the last two are None where every element would be.
-_LISTS = ("_param_infos", "_fqns", "_shapes", "_strides", "_param_extensions", "_params")
+_LISTS = ("_param_infos", "_fqns", "_shapes", "_strides", "_contiguities", "_param_extensions", "_params")
 
 
 def _parameters(flat: torch.Tensor, name: str) -> list[tuple[Any, ...]]:
@@ -191,24 +206,30 @@ def _parameters(flat: torch.Tensor, name: str) -> list[tuple[Any, ...]]:
 
 def entries(handle: Any, name: str = "FSDP unit") -> list[FlatEntry]:
     """The parameters of a flat parameter, in its order. `name` is for messages."""
-    flat = private(handle, "flat_param")
+    flat = flat_parameter_of(handle)
     shared: dict[tuple[int, str], list[tuple[nn.Module, str]]] = {}
     for info in private(flat, "_shared_param_infos"):
         first = id(private(info, "prim_module")), private(info, "prim_param_name")
         shared.setdefault(first, []).append((private(info, "module"), private(info, "param_name")))
     found = []
-    for start, numel, info, fqn, size, stride, spec, original in _parameters(flat, name):
+    for start, numel, info, fqn, size, stride, is_contiguous, spec, original in _parameters(flat, name):
         shape, strides, what = tuple(size), tuple(stride), f"{name}: {fqn}"
         order = memory_order(shape, strides)
         if order is None:
             raise ValueError(
                 f"{what}: a parameter in a flat parameter must be dense, got shape {shape} with strides {strides}; "
-                "FSDP1 reads others wrongly (make it contiguous before wrapping)"
+                f"FSDP1 of {package_version('torch')} reads others wrongly (make it contiguous before wrapping)"
             )
-        first_owner = private(info, "module"), private(info, "param_name")
-        owners = first_owner, *shared.pop((id(first_owner[0]), first_owner[1]), ())
+        module, attribute = private(info, "module"), private(info, "param_name")
+        owners = (module, attribute), *shared.pop((id(module), attribute), ())
         entry = FlatEntry(start, shape, order, *_place_in_whole(spec, shape, what), owners, original)
-        check_private(entry.numel == numel, f"{what}: it must have {numel} elements", f"shape {shape}")
+        check_private(
+            entry.numel == numel
+            and fqn.rpartition(".")[2] == attribute
+            and (is_contiguous == (strides[-1:] == (1,) and is_row_major(shape, order)) or not numel),
+            f"{what}: its sizes, strides, names and contiguity must agree",
+            f"shape {shape}, strides {strides} and {numel} elements, {attribute}, contiguous: {is_contiguous}",
+        )
         found.append(entry)
     check_private(not shared, f"{name}: a shared parameter must be one of the flattened ones", sorted(shared))
     return found
@@ -255,7 +276,7 @@ def parts_of_handle(
 ) -> tuple[list[tuple[FlatEntry, list[tuple[torch.Tensor, int | tuple[int, ...]]]]], list[torch.Tensor]]:
     """For each parameter of a unit its (local view, offset) parts, at least one; and the padding's views."""
     local, shard_start = local_shard(handle, name)
-    infos, all_entries = private(handle.flat_param, "_shard_param_infos"), entries(handle, name)
+    infos, all_entries = private(flat_parameter_of(handle), "_shard_param_infos"), entries(handle, name)
     check_private(len(infos) == len(all_entries), f"{name}: _shard_param_infos must be {len(all_entries)}", len(infos))
     found, held = [], []
     for entry, info in zip(all_entries, infos, strict=True):
