@@ -7,17 +7,20 @@ forked process a rank).
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn as nn
 from conftest import assert_bitwise_equal, patterns
 from fake_world import run_world
-from sharded_nets import init_both, unsharded
+from sharded_nets import compare, init_both, init_local, recorded, unsharded
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import torch_shardinit as shardinit
+from torch_shardinit.model import materialise_
 
 
 def fsdp2(dim: int, mesh_shape: tuple[int, ...]) -> int:
@@ -81,6 +84,38 @@ def test_dtensor_shards_of_every_dim(dim: int, world: int) -> None:
 @pytest.mark.parametrize("placements", [[0, 0], [0, 1], [1, 0], [2, 1], [None, 1], [1, 1]])
 def test_dtensor_shards_on_a_mesh(placements: list[int | None]) -> None:
     assert len(run_world(plain_dtensors, 6, placements, (3, 2))) == 6
+
+
+def strided_locals() -> int:
+    """from_local of memory that is transposed and has gaps."""
+    mesh = init_device_mesh("cpu", (3,))
+
+    def shard(model: nn.Module, strided: bool) -> nn.Module:
+        for unit in model.units:  # type: ignore[union-attr]
+            for name in ("matrix", "table", "stack", "vector"):
+                whole = getattr(unit, name)
+                sharded = distribute_tensor(whole.data, mesh, [Shard(0)], src_data_rank=None)
+                if strided:
+                    sizes = sharded.to_local().shape
+                    memory = torch.empty([2 * size + 1 for size in reversed(sizes)])
+                    local = memory[tuple(slice(1, None, 2) for _ in sizes)].permute(*reversed(range(len(sizes))))
+                    assert local.shape == sizes
+                    sharded = DTensor.from_local(
+                        local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+                    )
+                setattr(unit, name, nn.Parameter(sharded))
+        return model
+
+    truth = shard(copy.deepcopy(unsharded()), False)
+    ours = shard(recorded(), True)
+    materialise_(ours, "cpu")
+    init_local(ours)
+    assert not ours.units[0].stack.to_local().is_contiguous()  # type: ignore[union-attr]
+    return compare(ours, truth)
+
+
+def test_local_tensors_of_any_strides() -> None:
+    assert min(run_world(strided_locals, 3)) > 100
 
 
 def fsdp2_and_tensor_parallel(mesh_shape: tuple[int, int], dim: int) -> int:
