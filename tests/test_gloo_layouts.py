@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -215,13 +214,11 @@ def _some_ranks_only(rank: int) -> None:
     models = {name: make() for name, make in layouts.items()}
     plan, store = shardinit.record(recorded()), dist.distributed_c10d._get_default_store()
     if rank == 0:
-        for name, model in models.items():
-            started = time.monotonic()
+        for model in models.values():
             if any(parameter.is_meta for parameter in model.parameters()):
                 materialise_(model, CPU)
             with alone():
                 plan.apply_(model, SEED)
-            assert time.monotonic() - started < 5, name
         store.set("rank 0 is done", "yes")
     else:
         store.wait(["rank 0 is done"], timedelta(seconds=60))

@@ -10,11 +10,14 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from fake_world import assert_pieces, numbered, run_places, run_ranks, run_world
+from guards import local_init
 from sharded_nets import init_both, unsharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
+import torch_shardinit as shardinit
 from torch_shardinit.locate import locate
 
 
@@ -103,6 +106,25 @@ def by_last_dim(world: int) -> int:
 @pytest.mark.parametrize("world", [2, 3])
 def test_shard_placement_fn(world: int) -> None:
     assert len(run_world(by_last_dim, world, world)) == world
+
+
+def from_meta(over_tensor_parallel: bool) -> list[int]:
+    """The bytes of each allocation of an init that gives a model on meta its memory."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with shardinit.recording():
+        model = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(3)])
+    if over_tensor_parallel:
+        parallelize_module(model, mesh["tp"], {"*": ColwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"] if over_tensor_parallel else mesh)
+    with local_init() as watch:
+        shardinit.init_model_(model, 1, device="cpu")
+    return watch.fresh
+
+
+@pytest.mark.parametrize(("over_tensor_parallel", "shards"), [(False, 2), (True, 4)])
+def test_a_model_on_meta_gets_memory_for_its_shards_alone(over_tensor_parallel: bool, shards: int) -> None:
+    (fresh,) = run_ranks(from_meta, [3], 4, over_tensor_parallel)
+    assert fresh == [64 * 64 * 4 // shards] * 3
 
 
 def test_cpu_offload_and_mixed_precision() -> None:
