@@ -51,10 +51,15 @@ def _handles(model: nn.Module) -> list[Any]:
     return list({id(one): one for one in handles}.values())
 
 
-def _in_flat_parameters(handles: list[Any]) -> dict[tuple[int, str], tuple[Any, tuple[int, ...], Any]]:
+def flat_parameters(model: nn.Module) -> list[torch.Tensor]:
+    """The FSDP1 flat parameters of a model."""
+    return [flat_parameter_of(handle) for handle in _handles(model)]
+
+
+def _in_flat_parameters(model: nn.Module) -> dict[tuple[int, str], tuple[Any, tuple[int, ...], Any]]:
     """(id of module, name) -> (tie key, global shape, flat parameter) of what FSDP1 has flattened."""
     found: dict[tuple[int, str], tuple[Any, tuple[int, ...], Any]] = {}
-    for handle in handles:
+    for handle in _handles(model):
         for entry in entries(handle):
             key = ("flat", id(handle), entry.start, entry.owners[0][1])
             for module, name in entry.owners:
@@ -64,9 +69,8 @@ def _in_flat_parameters(handles: list[Any]) -> dict[tuple[int, str], tuple[Any, 
 
 def tensors_of(model: nn.Module) -> list[ModelTensor]:
     """Every parameter and buffer of every module, once for each module and name."""
-    handles = _handles(model)
-    flattened = _in_flat_parameters(handles)
-    flat_ids = {id(flat_parameter_of(handle)) for handle in handles}
+    flattened = _in_flat_parameters(model)
+    flat_ids = {id(flat) for flat in flat_parameters(model)}
     names_in_flat: dict[int, list[str]] = {}
     for module_id, name in flattened:
         names_in_flat.setdefault(module_id, []).append(name)
@@ -195,7 +199,7 @@ def stand_ins(
     try:
         for one in tensors:
             made[id(one.module), one.name] = maker.make(one)
-        flat_ids = {id(flat_parameter_of(handle)) for handle in _handles(model)}
+        flat_ids = {id(flat) for flat in flat_parameters(model)}
         for module in modules:
             for name in [name for name, value in module._parameters.items() if id(value) in flat_ids]:
                 del module._parameters[name]
