@@ -61,7 +61,8 @@ def _in_flat_parameters(model: nn.Module) -> dict[tuple[int, str], tuple[Any, tu
     found: dict[tuple[int, str], tuple[Any, tuple[int, ...], Any]] = {}
     for handle in _handles(model):
         for entry in entries(handle):
-            key = ("flat", id(handle), entry.start, entry.owners[0][1])
+            first, attribute = entry.owners[0]
+            key = ("flat", id(first), attribute)
             for module, name in entry.owners:
                 found[id(module), name] = (key, entry.global_shape, flat_parameter_of(handle))
     return found
