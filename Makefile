@@ -1,7 +1,8 @@
 # make demo: see it work.  make test: the whole suite.  make lint, make bench, make check-install: see CONTRIBUTING.md.
 # TORCH chooses another torch, VENV another environment, PYTHON the interpreter that makes it.
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+DEFAULT_TORCH = torch==2.13.0
+TORCH ?= $(DEFAULT_TORCH)
 VENV ?= .venv
 BIN = $(VENV)/bin
 SOURCES = $(wildcard csrc/*) CMakeLists.txt setup.py pyproject.toml
@@ -12,28 +13,29 @@ STAMP = $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/python -m torch_shardinit verify
 
-test: $(STAMP)
-	$(BIN)/python -m pytest -q $(PYTEST)
+test: $(STAMP) $(VENV)/.recsys
+	SHARDINIT_REQUIRE_FRAMEWORKS=$$(cat $(VENV)/.recsys) $(BIN)/python -m pytest -q $(PYTEST)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror csrc/*.h csrc/*.cpp
+	$(BIN)/clang-format --dry-run -Werror csrc/*.h csrc/*.cpp csrc/*.cu csrc/*.cuh
 	$(BIN)/mypy
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp
+	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp csrc/*.cu csrc/*.cuh
 
 bench: $(STAMP)
 	$(BIN)/python bench/fill.py
 	$(BIN)/python bench/broadcast.py
 
-# What a user does, where there is no torch: build in isolation, import, and be told what is missing.
+# What a user does, where there is no torch: build in isolation, import, and be told what is missing. The minute is for the
+# CPU kernels; `make test` builds those of CUDA too.
 check-install:
 	rm -rf build/check && $(PYTHON) -m venv build/check
-	timeout 60 build/check/bin/pip install -q .
+	SHARDINIT_CUDA=0 timeout 60 build/check/bin/pip install -q .
 	cd build/check && if ./bin/python -c "import torch_shardinit" 2> import.log; then echo "import without torch must fail"; exit 1; fi
 	grep -q "torch_shardinit needs torch" build/check/import.log
 	cd build/check && ./bin/python -c "from importlib.metadata import version as v; print('installed', v('torch_shardinit'))"
@@ -43,6 +45,13 @@ $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q "$(TORCH)"
 	touch $@
+
+# TorchRec and FairScale, for their tests. TorchRec's kernels load with the default torch only, and the versions named are
+# there for Python 3.11 to 3.14: elsewhere nothing is installed and the tests are skipped. The stamp says whether they must
+# run.
+$(VENV)/.recsys: tests/frameworks.txt | $(VENV)/.torch $(STAMP)
+	if [ "$(TORCH)" = "$(DEFAULT_TORCH)" ] && $(BIN)/python -c "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))"; then \
+		$(BIN)/pip install -q --no-deps -r tests/frameworks.txt && echo 1 > $@; else echo 0 > $@; fi
 
 # Editable, so that tests run on these files; the extension is built again when a source of it changes.
 $(STAMP): $(VENV)/.torch $(SOURCES)

@@ -8,7 +8,9 @@
 
 #include "dispatch.h"
 #include "fill.h"
+#include "fill_cuda.h"
 #include "fp_environment.h"
+#include "launch.h"
 #include "params.h"
 #include "soft_fma.h"
 
@@ -35,13 +37,9 @@ Piece piece_of(const py::tuple& t) {
   if (sizes.size() > kMaxDims || strides.size() != sizes.size() || steps.size() != sizes.size()) {
     throw std::invalid_argument("a piece needs as many strides and steps as sizes, and at most 64");
   }
-  piece.grid.num_dims = static_cast<int>(sizes.size());
+  piece.grid.num_axes = static_cast<int>(sizes.size());
   piece.grid.first = t[4].cast<uint64_t>();
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    piece.grid.size[d] = sizes[d];
-    piece.grid.stride[d] = strides[d];
-    piece.grid.step[d] = steps[d];
-  }
+  for (size_t d = 0; d < sizes.size(); ++d) piece.grid.axis[d] = {sizes[d], strides[d], steps[d]};
   piece.grid.collapse();
   const auto unary = t[10].cast<std::vector<std::pair<int, double>>>();
   if (unary.size() > kMaxUnary) throw std::invalid_argument("a piece has at most 32 steps after its draw");
@@ -55,23 +53,52 @@ Piece piece_of(const py::tuple& t) {
   return piece;
 }
 
-void fill(const py::list& list, int num_threads) {
+// To be called under the default floating-point environment. Empty pieces are left out.
+std::vector<Piece> pieces_of(const py::list& list) {
   std::vector<Piece> pieces;
   pieces.reserve(list.size());
+  for (const auto& item : list) {
+    const Piece piece = piece_of(item.cast<py::tuple>());
+    if (piece.grid.numel() == 0) continue;
+    if (!piece.data) throw std::invalid_argument("a piece of a tensor that holds no memory");
+    if (reinterpret_cast<uintptr_t>(piece.data) % size_of(piece.dtype)) {
+      throw std::invalid_argument("a piece must be aligned to its elements");
+    }
+    pieces.push_back(piece);
+  }
+  return pieces;
+}
+
+void fill(const py::list& list, int num_threads) {
+  std::vector<Piece> pieces;
   {
     const DefaultFpEnvironment environment;
-    for (const auto& item : list) {
-      const Piece piece = piece_of(item.cast<py::tuple>());
-      if (piece.grid.numel() == 0) continue;
-      if (!piece.data) throw std::invalid_argument("a piece of a tensor that holds no memory");
-      if (reinterpret_cast<uintptr_t>(piece.data) % size_of(piece.dtype)) {
-        throw std::invalid_argument("a piece must be aligned to its elements");
-      }
-      pieces.push_back(piece);
-    }
+    pieces = pieces_of(list);
   }
   const py::gil_scoped_release release;
   fill_cpu(pieces.data(), pieces.size(), num_threads);
+}
+
+#if defined(SHARDINIT_CUDA)
+void fill_on_cuda(const py::list& list, int device, uintptr_t stream) {
+  const DefaultFpEnvironment environment;
+  const std::vector<Piece> pieces = pieces_of(list);
+  const py::gil_scoped_release release;
+  fill_cuda(pieces.data(), pieces.size(), device, reinterpret_cast<void*>(stream));
+}
+#endif
+
+// What fill_on_cuda would launch: (kernel, thread blocks, threads of each, parameters, pieces, elements).
+py::list launches(const py::list& list, uint32_t num_multiprocessors) {
+  const DefaultFpEnvironment environment;
+  const std::vector<Piece> pieces = pieces_of(list);
+  py::list result;
+  plan_launches(pieces.data(), pieces.size(), num_multiprocessors, [&](const Launch& launch) {
+    result.append(py::make_tuple(name_of(launch.kernel), launch.grid, kThreads,
+                                 py::bytes(static_cast<const char*>(launch.parameters), launch.num_bytes),
+                                 launch.num_pieces, launch.num_elements));
+  });
+  return result;
 }
 
 // The pairs of values of given words; for the tests of accuracy, which choose the words.
@@ -109,6 +136,13 @@ PYBIND11_MODULE(_native, m) {
   m.attr("MAX_UNARY") = kMaxUnary;
   m.attr("COMPILER") = SHARDINIT_COMPILER;
   m.def("fill", &fill, py::arg("pieces"), py::arg("num_threads"));
+#if defined(SHARDINIT_CUDA)
+  m.attr("CUDA") = SHARDINIT_CUDA;
+  m.def("fill_cuda", &fill_on_cuda, py::arg("pieces"), py::arg("device"), py::arg("stream"));
+#else
+  m.attr("CUDA") = py::none();
+#endif
+  m.def("launches", &launches, py::arg("pieces"), py::arg("num_multiprocessors"));
   m.def("has_value_below", [](int dtype, double b) { return has_value_below(static_cast<Dtype>(dtype), b); });
   m.def("round_to_fp32", &round_to_fp32);
   m.def("available_isas", &available_isas);

@@ -4,24 +4,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "draw.h"
 #include "region.h"
-#include "stream.h"
-#include "transform.h"
+#include "unary.h"
 
 namespace shardinit {
 
 enum class Dtype : int { kFloat64, kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2, kBits32, kBits64 };
 
-enum class Distribution : int { kConstant, kUniform, kNormal, kTruncNormal, kBits };
-
-// What follows the draw: one operation in working precision each, never fused.
-enum class UnaryOp : int { kAdd, kSub, kMul, kDiv, kClampMin, kClampMax, kNeg };
-struct Unary {
-  UnaryOp op;
-  double operand;
-};
-
-inline size_t size_of(Dtype dtype) {
+SHARDINIT_HD constexpr size_t size_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::kFloat64:
     case Dtype::kBits64:
@@ -36,21 +27,6 @@ inline size_t size_of(Dtype dtype) {
       return 1;
   }
 }
-
-// A distribution with its parameters made ready, in working precision T.
-template <class T>
-struct Draw {
-  Distribution distribution;
-  Stream stream;
-  union {
-    T constant;
-    UniformParams<T> uniform;
-    NormalParams<T> normal;
-    TruncNormalParams<T> trunc_normal;
-  };
-};
-
-inline constexpr int kMaxUnary = 32;
 
 // One grid of elements of one tensor, and what to put there.
 struct Piece {

@@ -13,7 +13,7 @@
 namespace shardinit {
 namespace {
 
-constexpr size_t kChunk = 2048;               // elements that pass through the cache at a time
+constexpr size_t kChunk = 2304;  // elements that pass through the cache at a time: whole batches of any set
 constexpr int64_t kGrain = int64_t{1} << 16;  // elements worth a thread's while
 
 template <class T>
@@ -82,22 +82,22 @@ void fill_run(const Kernels& kernels, const Piece& piece, uint64_t first, size_t
 // Elements [begin, end) of a collapsed piece, counted row by row.
 void fill_part(const Kernels& kernels, const Piece& piece, int64_t begin, int64_t end) {
   const Grid& grid = piece.grid;
-  const int last = grid.num_dims - 1;
-  const int64_t length = grid.size[last];
+  const int num_outer = grid.num_axes - 1;
+  const Axis& inner = grid.axis[num_outer];
   const auto bytes = static_cast<int64_t>(size_of(piece.dtype));
   auto* data = static_cast<char*>(piece.data);
   while (begin < end) {
-    const Row row = row_of(grid, begin / length);
-    const int64_t from = begin % length;
-    const int64_t count = std::min(length - from, end - begin);
-    char* to = data + (row.memory + from * grid.stride[last]) * bytes;
-    const uint64_t first = row.first + static_cast<uint64_t>(from) * static_cast<uint64_t>(grid.step[last]);
-    if (grid.step[last] == 1) {
-      fill_run(kernels, piece, first, static_cast<size_t>(count), to, grid.stride[last]);
+    const Row row = row_of(grid.axis, num_outer, grid.first, static_cast<uint64_t>(begin / inner.size));
+    const int64_t from = begin % inner.size;
+    const int64_t count = std::min(inner.size - from, end - begin);
+    char* to = data + (row.memory + from * inner.stride) * bytes;
+    const uint64_t first = row.first + static_cast<uint64_t>(from) * static_cast<uint64_t>(inner.step);
+    if (inner.step == 1) {
+      fill_run(kernels, piece, first, static_cast<size_t>(count), to, inner.stride);
     } else {
       for (int64_t i = 0; i < count; ++i) {
-        fill_run(kernels, piece, first + static_cast<uint64_t>(i) * static_cast<uint64_t>(grid.step[last]), 1,
-                 to + i * grid.stride[last] * bytes, 1);
+        fill_run(kernels, piece, first + static_cast<uint64_t>(i) * static_cast<uint64_t>(inner.step), 1,
+                 to + i * inner.stride * bytes, 1);
       }
     }
     begin += count;

@@ -18,16 +18,35 @@ constexpr int kBatch = 4 * kBatchBlocks;  // elements
 
 // Within a native vector the blocks stand in the order 0, n/2, 1, n/2 + 1, ...: after unpacking even and odd elements
 // by 128-bit lanes they then come out in order.
-SHARDINIT_HD Wide counters(uint64_t plane, uint64_t block) {
+SHARDINIT_HD Wide counters(uint64_t block) {
   constexpr int n = Wide::kNativeLanes;
   Wide counter;
   SHARDINIT_EACH
   {
     for (int i = 0; i < n; ++i) counter.v[u][i] = static_cast<uint64_t>(u * n + (i % 2 ? n / 2 : 0) + i / 2);
-    counter.v[u] += (plane << kPlaneShift) + block;
+    counter.v[u] += block;
   }
   return counter;
 }
+
+// What a draw's blocks are computed from; all of them share the high word of their number.
+template <class Fn>
+struct Source {
+  const PhiloxKey& key;
+  PhiloxHoisted high, low;  // low: of the second plane, where a word has 64 bits
+
+  Source(const Stream& stream, uint64_t block) : key(stream.key), high(hoist(stream, Fn::kPlane, block)), low(high) {
+    if (sizeof(typename Fn::Word) == 8) low = hoist(stream, Fn::kPlane + 1, block);
+  }
+  template <class W>
+  SHARDINIT_HD Words4<W> high_words(W block) const {
+    return philox4x32(block, high, key);
+  }
+  template <class W>
+  SHARDINIT_HD Words4<W> low_words(W block) const {
+    return philox4x32(block, low, key);
+  }
+};
 
 // The low halves of two vectors of words, side by side: lane 2i is even's, lane 2i + 1 odd's.
 SHARDINIT_HD Pack<uint32_t> join_words(const Wide& even, const Wide& odd) {
@@ -61,17 +80,16 @@ SHARDINIT_HD void store_interleaved(const Pack<T>& even, const Pack<T>& odd, T* 
   }
 }
 
-// fn maps the words (p, q) of elements (2j, 2j + 1) to their values, for scalars and vectors alike.
 template <class Fn, class T>
-SHARDINIT_HD void batch32(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
-  const auto words = words_of_block<Wide>(s, counters(plane, block));
+SHARDINIT_HD void batch32(const Source<Fn>& source, const Fn& fn, uint64_t block, T* out) {
+  const auto words = source.high_words(counters(block));
   const auto pair = fn(join_words(words.w[0], words.w[2]), join_words(words.w[1], words.w[3]));
   store_interleaved(pair.even, pair.odd, out);
 }
 
 template <class Fn, class T>
-SHARDINIT_HD void block32(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
-  const auto words = words_of_block<uint32_t>(s, (plane << kPlaneShift) + block);
+SHARDINIT_HD void block32(const Source<Fn>& source, const Fn& fn, uint64_t block, T* out) {
+  const auto words = source.high_words(static_cast<uint32_t>(block));
   for (int j = 0; j < 4; j += 2) {
     const auto pair = fn(words.w[j], words.w[j + 1]);
     out[j] = pair.even;
@@ -79,11 +97,10 @@ SHARDINIT_HD void block32(const Stream& s, uint64_t plane, const Fn& fn, uint64_
   }
 }
 
-// 64-bit words: the high halves come from `plane`, the low ones from the plane after it.
 template <class Fn, class T>
-SHARDINIT_HD void batch64(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
-  const auto high = words_of_block<Wide>(s, counters(plane, block));
-  const auto low = words_of_block<Wide>(s, counters(plane + 1, block));
+SHARDINIT_HD void batch64(const Source<Fn>& source, const Fn& fn, uint64_t block, T* out) {
+  const auto high = source.high_words(counters(block));
+  const auto low = source.low_words(counters(block));
   T lanes[4][Wide::kLanes];
   for (int j = 0; j < 4; j += 2) {
     const auto pair = fn((high.w[j] << 32) | (low.w[j] & uint64_t{0xffffffff}),
@@ -102,9 +119,9 @@ SHARDINIT_HD void batch64(const Stream& s, uint64_t plane, const Fn& fn, uint64_
 }
 
 template <class Fn, class T>
-SHARDINIT_HD void block64(const Stream& s, uint64_t plane, const Fn& fn, uint64_t block, T* out) {
-  const auto high = words_of_block<uint32_t>(s, (plane << kPlaneShift) + block);
-  const auto low = words_of_block<uint32_t>(s, ((plane + 1) << kPlaneShift) + block);
+SHARDINIT_HD void block64(const Source<Fn>& source, const Fn& fn, uint64_t block, T* out) {
+  const auto high = source.high_words(static_cast<uint32_t>(block));
+  const auto low = source.low_words(static_cast<uint32_t>(block));
   for (int j = 0; j < 4; j += 2) {
     const auto pair = fn((static_cast<uint64_t>(high.w[j]) << 32) | low.w[j],
                          (static_cast<uint64_t>(high.w[j + 1]) << 32) | low.w[j + 1]);
@@ -115,20 +132,21 @@ SHARDINIT_HD void block64(const Stream& s, uint64_t plane, const Fn& fn, uint64_
 
 // Whole batches where there are any, single blocks at a ragged start and for what a batch would mostly waste.
 template <class Fn, class T>
-void run(const Stream& stream, uint64_t plane, const Fn& fn, uint64_t first, size_t n, T* out) {
+void run_of_high_word(const Stream& stream, const Fn& fn, uint64_t first, size_t n, T* out) {
+  const Source<Fn> source(stream, first / 4);
   constexpr size_t kSmall = kBatch / 4;
   const auto block_of = [&](uint64_t block, T* to) {
     if constexpr (sizeof(T) == 4) {
-      block32(stream, plane, fn, block, to);
+      block32(source, fn, block, to);
     } else {
-      block64(stream, plane, fn, block, to);
+      block64(source, fn, block, to);
     }
   };
   const auto batch_of = [&](uint64_t block, T* to) {
     if constexpr (sizeof(T) == 4) {
-      batch32(stream, plane, fn, block, to);
+      batch32(source, fn, block, to);
     } else {
-      batch64(stream, plane, fn, block, to);
+      batch64(source, fn, block, to);
     }
   };
   uint64_t block = first / 4;
@@ -157,61 +175,31 @@ void run(const Stream& stream, uint64_t plane, const Fn& fn, uint64_t first, siz
   }
 }
 
-template <class T>
-struct UniformFn {
-  UniformParams<T> p;
-  template <class U>
-  SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
-    return {uniform_transform(a, p), uniform_transform(b, p)};
+template <class Fn, class T>
+void run(const Stream& stream, const Fn& fn, uint64_t first, size_t n, T* out) {
+  while (n) {
+    const uint64_t left = 4 * (kBlocksPerHighWord - first / 4 % kBlocksPerHighWord) - first % 4;
+    const size_t count = n < left ? n : left;
+    run_of_high_word(stream, fn, first, count, out);
+    first += count;
+    out += count;
+    n -= count;
   }
-};
+}
 
-template <class T>
-struct NormalFn {
-  NormalParams<T> p;
-  template <class U>
-  SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
-    using F = FloatOf<U>;
-    const Pair<F> z = normal_pair(a, b);
-    return {fma_rn(z.even, splat<F>(p.std), splat<F>(p.mean)), fma_rn(z.odd, splat<F>(p.std), splat<F>(p.mean))};
-  }
-};
-
-template <class T, bool kNarrow>
-struct TruncNormalFn {
-  const TruncNormalParams<T>& p;
-  template <class U>
-  SHARDINIT_HD FloatOf<U> value(U word) const {
-    if constexpr (kNarrow) {
-      return trunc_normal_narrow(word, p);
-    } else {
-      return trunc_normal_wide(word, p);
-    }
-  }
-  template <class U>
-  SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
-    return {value(a), value(b)};
-  }
-};
-
-struct BitsFn {
-  template <class U>
-  SHARDINIT_HD Pair<U> operator()(U a, U b) const {
-    return {a, b};
-  }
-};
-
-// Calls body(plane, fn) with the function of the draw's distribution; constants are the caller's.
+// Calls body(fn) with the function of the draw's distribution; constants are the caller's.
 template <class T, class Body>
 void with_function(const Draw<T>& draw, const Body& body) {
   switch (draw.distribution) {
     case Distribution::kUniform:
-      return body(kPlaneWord, UniformFn<T>{draw.uniform});
+      if (draw.uniform.scaled != 0) return body(UniformFn<T, true>{draw.uniform});
+      return body(UniformFn<T>{draw.uniform});
     case Distribution::kNormal:
-      return body(kPlanePair, NormalFn<T>{draw.normal});
+      return body(NormalFn<T>{draw.normal});
     case Distribution::kTruncNormal:
-      if (draw.trunc_normal.narrow) return body(kPlaneWord, TruncNormalFn<T, true>{draw.trunc_normal});
-      return body(kPlaneWord, TruncNormalFn<T, false>{draw.trunc_normal});
+      return body(TruncNormalWideFn<T, false>{draw.trunc_normal});
+    case Distribution::kTruncNormalNarrow:
+      return body(TruncNormalNarrowFn<T>{draw.trunc_normal_narrow});
     default:
       return;
   }
@@ -223,41 +211,21 @@ void draw_values(const Draw<T>& draw, uint64_t first, size_t n, T* out) {
     for (size_t i = 0; i < n; ++i) out[i] = draw.constant;
     return;
   }
-  with_function(draw, [&](uint64_t plane, const auto& fn) { run(draw.stream, plane, fn, first, n, out); });
+  with_function(draw, [&](const auto& fn) { run(draw.stream, fn, first, n, out); });
 }
 
 template <class T>
 void bits(const Stream& stream, uint64_t first, size_t n, T* out) {
-  run(stream, kPlaneWord, BitsFn{}, first, n, out);
+  run(stream, BitsFn<T>{}, first, n, out);
 }
 
 template <class T>
 void unary(const Unary* ops, int num_ops, T* x, size_t n) {
   for (int k = 0; k < num_ops; ++k) {
     const T s = static_cast<T>(ops[k].operand);
-    switch (ops[k].op) {
-      case UnaryOp::kAdd:
-        for (size_t i = 0; i < n; ++i) x[i] = x[i] + s;
-        break;
-      case UnaryOp::kSub:
-        for (size_t i = 0; i < n; ++i) x[i] = x[i] - s;
-        break;
-      case UnaryOp::kMul:
-        for (size_t i = 0; i < n; ++i) x[i] = x[i] * s;
-        break;
-      case UnaryOp::kDiv:
-        for (size_t i = 0; i < n; ++i) x[i] = x[i] / s;
-        break;
-      case UnaryOp::kClampMin:
-        for (size_t i = 0; i < n; ++i) x[i] = x[i] < s ? s : x[i];
-        break;
-      case UnaryOp::kClampMax:
-        for (size_t i = 0; i < n; ++i) x[i] = x[i] > s ? s : x[i];
-        break;
-      case UnaryOp::kNeg:
-        for (size_t i = 0; i < n; ++i) x[i] = -x[i];
-        break;
-    }
+    with_unary(ops[k].op, [&](const auto& fn) {
+      for (size_t i = 0; i < n; ++i) x[i] = fn(x[i], s);
+    });
   }
   if (num_ops) {
     for (size_t i = 0; i < n; ++i) x[i] = canonical_nan(x[i]);
@@ -287,7 +255,7 @@ void narrow(Dtype dtype, const float* x, size_t n, void* out) {
 
 void transform(const Piece& piece, const uint64_t* p, const uint64_t* q, size_t n, double* even, double* odd) {
   if (piece.is_double) {
-    with_function(piece.draw64, [&](uint64_t, const auto& fn) {
+    with_function(piece.draw64, [&](const auto& fn) {
       for (size_t i = 0; i < n; ++i) {
         const auto pair = fn(p[i], q[i]);
         even[i] = pair.even;
@@ -295,7 +263,7 @@ void transform(const Piece& piece, const uint64_t* p, const uint64_t* q, size_t 
       }
     });
   } else {
-    with_function(piece.draw32, [&](uint64_t, const auto& fn) {
+    with_function(piece.draw32, [&](const auto& fn) {
       for (size_t i = 0; i < n; ++i) {
         const auto pair = fn(static_cast<uint32_t>(p[i]), static_cast<uint32_t>(q[i]));
         even[i] = pair.even;

@@ -7,8 +7,12 @@
 
 #if defined(__CUDACC__)
 #define SHARDINIT_HD __host__ __device__ __forceinline__
+#define SHARDINIT_UNROLL _Pragma("unroll")
+#define SHARDINIT_ROLLED _Pragma("unroll 1")
 #else
 #define SHARDINIT_HD inline __attribute__((always_inline))
+#define SHARDINIT_UNROLL _Pragma("GCC unroll 32")
+#define SHARDINIT_ROLLED
 #endif
 
 #if !defined(__CUDA_ARCH__) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA)
@@ -72,9 +76,24 @@ SHARDINIT_HD double fma_rn(double a, double b, double c) {
 #endif
 }
 
+// The square root of a number in [2^-60, 2^60], correctly rounded from any seed within 8 units of 1/sqrt(a): tried for
+// every mantissa, both parities of the exponent and every seed (tests/test_ptx_sqrt.py; on a GPU, bench/check_sqrt.cu).
+SHARDINIT_HD float sqrt_from_seed(float a, float seed) {
+  float root = a * seed;
+  float half = seed * 0.5f;
+  const float e = fma_rn(-root, half, 0.5f);
+  root = fma_rn(root, e, root);
+  half = fma_rn(half, e, half);
+  return fma_rn(fma_rn(-root, root, a), half, root);
+}
+
+// On a GPU only for numbers in [2^-60, 2^60]: nvcc's own costs eight instructions more for those that we do not need.
+// What the hardware's approximation gives does not matter, and its .ftz, which saves four more, has nothing to flush.
 SHARDINIT_HD float sqrt_rn(float a) {
 #if defined(__CUDA_ARCH__)
-  return __fsqrt_rn(a);
+  float seed;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(seed) : "f"(a));
+  return sqrt_from_seed(a, seed);
 #else
   return __builtin_sqrtf(a);
 #endif
@@ -120,7 +139,39 @@ template <class T>
 SHARDINIT_HD T select(bool condition, T yes, T no) {
   return condition ? yes : no;
 }
+
 SHARDINIT_HD bool any(bool condition) { return condition; }
+
+// x, but at most or at least the bound. No NaN; a bound of zero is +0, and an x of -0 stays under an upper one and
+// becomes +0 under a lower one, as the processor's own minimum and maximum have it.
+SHARDINIT_HD float at_most(float x, float bound) {
+#if defined(__CUDA_ARCH__)
+  return fminf(x, bound);
+#else
+  return x > bound ? bound : x;
+#endif
+}
+SHARDINIT_HD double at_most(double x, double bound) {
+#if defined(__CUDA_ARCH__)
+  return fmin(x, bound);
+#else
+  return x > bound ? bound : x;
+#endif
+}
+SHARDINIT_HD float at_least(float x, float bound) {
+#if defined(__CUDA_ARCH__)
+  return fmaxf(x, bound);
+#else
+  return x > bound ? x : bound;
+#endif
+}
+SHARDINIT_HD double at_least(double x, double bound) {
+#if defined(__CUDA_ARCH__)
+  return fmax(x, bound);
+#else
+  return x > bound ? x : bound;
+#endif
+}
 
 // A constant in every lane.
 template <class T, class S>

@@ -40,10 +40,11 @@ double magnitude(double x) { return x < 0.0 ? -x : x; }
 // The series of s, with v the cumulative probability over the interval: see the page.
 struct NarrowSeries {
   double center, width;
-  double y[kNarrowTerms];
+  double y[kNarrowTerms<double>];
 };
 
 NarrowSeries narrow_series(double middle, double half) {
+  constexpr int kTerms = kNarrowTerms<double>;
   const double a = middle * half;
   const double b = half * half * 0.5;
   double g[kSeriesTerms];
@@ -61,12 +62,12 @@ NarrowSeries narrow_series(double middle, double half) {
   series.center = (plus + minus) * 0.5;
   series.width = plus - minus;
 
-  double u[kNarrowTerms];
-  double s[kNarrowTerms + 1];
-  double v[kNarrowTerms];
+  double u[kTerms];
+  double s[kTerms + 1];
+  double v[kTerms];
   u[0] = 1.0;
   s[0] = 0.0;
-  for (int k = 0; k + 1 < kNarrowTerms; ++k) {
+  for (int k = 0; k + 1 < kTerms; ++k) {
     s[k + 1] = u[k] / static_cast<double>(k + 1);
     v[k] = 0.0;
     for (int j = 0; j <= k; ++j) v[k] = v[k] + u[j] * u[k - j];
@@ -74,31 +75,34 @@ NarrowSeries narrow_series(double middle, double half) {
     for (int j = 0; j <= k; ++j) c = c + s[j] * v[k - j];
     u[k + 1] = (a * v[k] + 2.0 * b * c) / static_cast<double>(k + 1);
   }
-  s[kNarrowTerms] = u[kNarrowTerms - 1] / static_cast<double>(kNarrowTerms);
-  for (int k = 0; k < kNarrowTerms; ++k) series.y[k] = s[k + 1] * 0.5;
+  s[kTerms] = u[kTerms - 1] / static_cast<double>(kTerms);
+  for (int k = 0; k < kTerms; ++k) series.y[k] = s[k + 1] * 0.5;
   return series;
 }
 
 template <class T>
-TruncNormalParams<T> trunc_normal_params(T std, T mean, T a, T b) {
-  TruncNormalParams<T> p{};
-  p.std = std;
-  p.mean = mean;
-  p.a = a;
-  p.b = b;
-  p.width = b - a;
+void set_trunc_normal(Draw<T>* draw, T std, T mean, T a, T b) {
   const double alpha = (static_cast<double>(a) - static_cast<double>(mean)) / static_cast<double>(std);
   const double beta = (static_cast<double>(b) - static_cast<double>(mean)) / static_cast<double>(std);
   const double middle = (alpha + beta) * 0.5;
   const double half = (beta - alpha) * 0.5;
-  p.narrow = half <= 0.125 && magnitude(middle) * half <= 0.25;
-  if (p.narrow) {
+  if (half <= 0.125 && magnitude(middle) * half <= 0.25) {
     const NarrowSeries series = narrow_series(middle, half);
+    draw->distribution = Distribution::kTruncNormalNarrow;
+    TruncNormalNarrow<T>& p = draw->trunc_normal_narrow;
+    p.a = a;
+    p.b = b;
+    p.width = b - a;
     p.series_center = static_cast<T>(series.center);
     p.series_width = static_cast<T>(series.width);
-    for (int k = 0; k < kNarrowTerms; ++k) p.series[k] = static_cast<T>(series.y[k]);
-    return p;
+    for (int k = 0; k < kNarrowTerms<T>; ++k) p.series[k] = static_cast<T>(series.y[k]);
+    return;
   }
+  TruncNormalWide<T>& p = draw->trunc_normal;
+  p.std = std;
+  p.mean = mean;
+  p.a = a;
+  p.b = b;
   const double tail_a = tail(magnitude(alpha));
   const double tail_b = tail(magnitude(beta));
   const double below = alpha <= 0.0 ? tail_a : 1.0 - tail_a;
@@ -124,7 +128,6 @@ TruncNormalParams<T> trunc_normal_params(T std, T mean, T a, T b) {
   p.tail_mass = static_cast<T>(mass * power);
   p.scale = far ? T(64) : T(0);
   p.unscale = static_cast<T>(1.0 / power);
-  return p;
 }
 
 // The largest value of the type below b, in working precision; the callers refuse a b that has none.
@@ -206,6 +209,8 @@ static Draw<T> make_draw(Dtype dtype, Distribution distribution, const double ra
     case Distribution::kUniform:
       draw.uniform.low = p[0];
       draw.uniform.width = p[1] - p[0];
+      draw.uniform.scaled = draw.uniform.width * kUniformUnit<T>;
+      if (draw.uniform.scaled / kUniformUnit<T> != draw.uniform.width) draw.uniform.scaled = T(0);
       draw.uniform.top = p[0] == p[1] ? static_cast<T>(__builtin_inf()) : uniform_top<T>(dtype, p[1]);
       break;
     case Distribution::kNormal:
@@ -217,10 +222,11 @@ static Draw<T> make_draw(Dtype dtype, Distribution distribution, const double ra
         draw.distribution = Distribution::kConstant;
         draw.constant = p[2];
       } else {
-        draw.trunc_normal = trunc_normal_params<T>(p[0], p[1], p[2], p[3]);
+        set_trunc_normal<T>(&draw, p[0], p[1], p[2], p[3]);
       }
       break;
     case Distribution::kBits:
+    case Distribution::kTruncNormalNarrow:  // set_trunc_normal chooses it
       break;
   }
   return draw;

@@ -3,21 +3,30 @@
 
 #include <cstdint>
 
+#include "numeric.h"
+
 namespace shardinit {
 
 inline constexpr int kMaxDims = 64;  // torch's own limit
 
+struct Axis {
+  int64_t size;
+  int64_t stride;  // in memory, elements
+  int64_t step;    // in global index
+
+  // Whether this axis goes on where all of the next one ends.
+  bool continues(const Axis& next) const { return stride == next.size * next.stride && step == next.size * next.step; }
+};
+
 // Element (k0, k1, ...) lies at data + sum k_d * stride_d elements and has global index first + sum k_d * step_d.
 struct Grid {
-  int num_dims;
+  int num_axes;
   uint64_t first;
-  int64_t size[kMaxDims];
-  int64_t stride[kMaxDims];
-  int64_t step[kMaxDims];
+  Axis axis[kMaxDims];
 
   int64_t numel() const {
     int64_t n = 1;
-    for (int d = 0; d < num_dims; ++d) n *= size[d];
+    for (int d = 0; d < num_axes; ++d) n *= axis[d].size;
     return n;
   }
 
@@ -25,42 +34,35 @@ struct Grid {
   // least one dimension is left, so that the last one is the run.
   void collapse() {
     int kept = 0;
-    for (int d = 0; d < num_dims; ++d) {
-      if (size[d] == 1) continue;
-      if (kept && stride[kept - 1] == size[d] * stride[d] && step[kept - 1] == size[d] * step[d]) {
-        size[kept - 1] *= size[d];
-        stride[kept - 1] = stride[d];
-        step[kept - 1] = step[d];
+    for (int d = 0; d < num_axes; ++d) {
+      if (axis[d].size == 1) continue;
+      if (kept && axis[kept - 1].continues(axis[d])) {
+        axis[kept - 1] = {axis[kept - 1].size * axis[d].size, axis[d].stride, axis[d].step};
       } else {
-        size[kept] = size[d];
-        stride[kept] = stride[d];
-        step[kept] = step[d];
-        ++kept;
+        axis[kept++] = axis[d];
       }
     }
-    if (kept == 0) {
-      size[0] = 1;
-      stride[0] = 1;
-      step[0] = 1;
-      kept = 1;
-    }
-    num_dims = kept;
+    if (kept == 0) axis[kept++] = {1, 1, 1};
+    num_axes = kept;
   }
 };
 
-// Where row number `row` of a collapsed grid starts; a row is one pass over the last dimension.
+// Where a row starts: one pass over the last axis of a grid.
 struct Row {
   int64_t memory;  // elements from data
   uint64_t first;  // global index
 };
 
-inline Row row_of(const Grid& grid, int64_t row) {
-  Row result{0, grid.first};
-  for (int d = grid.num_dims - 2; d >= 0; --d) {
-    const int64_t k = row % grid.size[d];
-    row /= grid.size[d];
-    result.memory += k * grid.stride[d];
-    result.first += static_cast<uint64_t>(k) * static_cast<uint64_t>(grid.step[d]);
+// Row number `row`, counted over the axes before the last, outermost first.
+SHARDINIT_HD Row row_of(const Axis* outer, int num_outer, uint64_t first, uint64_t row) {
+  Row result{0, first};
+  SHARDINIT_ROLLED
+  for (int d = num_outer - 1; d >= 0; --d) {
+    const auto size = static_cast<uint64_t>(outer[d].size);
+    const uint64_t k = row % size;
+    row /= size;
+    result.memory += static_cast<int64_t>(k) * outer[d].stride;
+    result.first += k * static_cast<uint64_t>(outer[d].step);
   }
   return result;
 }

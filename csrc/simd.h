@@ -16,7 +16,7 @@ constexpr int kVectorBytes = 64;
 constexpr int kUnroll = 4;
 #elif defined(__AVX2__)
 constexpr int kVectorBytes = 32;
-constexpr int kUnroll = 2;
+constexpr int kUnroll = 3;
 #else
 constexpr int kVectorBytes = 16;
 constexpr int kUnroll = 2;
@@ -152,17 +152,6 @@ SHARDINIT_HD Pack<T> select(const Pack<M>& mask, const Pack<T>& yes, const Pack<
   return r;
 }
 
-template <class M>
-SHARDINIT_HD bool any(const Pack<M>& mask) {
-  typename Pack<M>::Native all = mask.v[0];
-  for (int u = 1; u < kUnroll; ++u) all |= mask.v[u];
-  uint64_t words[kVectorBytes / 8];
-  memcpy(words, &all, sizeof(words));
-  uint64_t set = 0;
-  for (uint64_t word : words) set |= word;
-  return set != 0;
-}
-
 template <class T, class S>
 struct Splat<Pack<T>, S> {
   static SHARDINIT_HD Pack<T> of(S value) {
@@ -176,6 +165,26 @@ template <class T, class S>
 struct Splat<Pack<T>, Pack<S>> {
   static SHARDINIT_HD Pack<T> of(const Pack<S>& value) { return value; }
 };
+
+template <class T>
+SHARDINIT_HD Pack<T> at_most(const Pack<T>& x, typename Same<T>::type bound) {
+  return select(x > bound, Splat<Pack<T>, T>::of(bound), x);
+}
+template <class T>
+SHARDINIT_HD Pack<T> at_least(const Pack<T>& x, typename Same<T>::type bound) {
+  return select(x > bound, x, Splat<Pack<T>, T>::of(bound));
+}
+
+template <class M>
+SHARDINIT_HD bool any(const Pack<M>& mask) {
+  typename Pack<M>::Native all = mask.v[0];
+  for (int u = 1; u < kUnroll; ++u) all |= mask.v[u];
+  uint64_t words[kVectorBytes / 8];
+  memcpy(words, &all, sizeof(words));
+  uint64_t set = 0;
+  for (uint64_t word : words) set |= word;
+  return set != 0;
+}
 
 template <class T>
 SHARDINIT_HD Pack<T> fma_rn(const Pack<T>& a, const Pack<T>& b, const Pack<T>& c) {

@@ -24,11 +24,11 @@ struct Stream {
   }
 };
 
-// The four words of a block. W as in philox4x32; counter is W's 64-bit block number, plane included.
-template <class W, class Counter>
-SHARDINIT_HD Words4<W> words_of_block(const Stream& stream, Counter counter) {
-  return philox4x32(low_half(counter), high_half(counter), splat<W>(stream.id_low), splat<W>(stream.id_high),
-                    stream.key);
+// The parts of a stream's words that the blocks of a plane share while the high word of their number stays the same.
+SHARDINIT_HD PhiloxHoisted hoist(const Stream& stream, uint64_t plane, uint64_t block) {
+  const uint64_t number = (plane << kPlaneShift) + block;
+  return PhiloxHoisted::of(high_half(number), stream.id_low, stream.id_high, stream.key);
 }
+inline constexpr uint64_t kBlocksPerHighWord = uint64_t{1} << 32;
 
 }  // namespace shardinit

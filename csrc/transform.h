@@ -2,32 +2,33 @@
 // F is float or double or a vector of them, U the unsigned integer of the same width.
 #pragma once
 
+#include <type_traits>
+
 #include "numeric.h"
 
 namespace shardinit {
 
-// ---- logarithm: x = m * 2^n with 1 <= m < 2, for normal x > 0 --------------------------------------------------
+// ---- logarithm: x = m * 2^n with 1 <= m < 2, for normal x > 0 -----------------------------------
 
 template <class F>
 struct Split {
-  F t;  // m - 2, in [-1, 0)
-  F n;  // as a float
+  F t;         // m - 2, in [-1, 0)
+  F scaled_n;  // (n + kMore) * 2^23, for double 2^52: as it stands in x, and a product less
 };
 
-template <class F>
+template <int kMore = 0, class F>
 SHARDINIT_HD Split<F> split_exponent(F x) {
   using U = UintOf<F>;
-  if constexpr (LaneOf<F>::kBits == 32) {
-    const U bits = bits_of(x);
-    const F mantissa = float_of_bits((bits & splat<U>(0x007fffffu)) | splat<U>(0x3f800000u));
-    const U exponent = (bits - splat<U>(0x3f800000u)) & splat<U>(0xff800000u);
-    return {mantissa - splat<F>(2.0f), to_float(as_signed(exponent)) * splat<F>(0x1p-23f)};
-  } else {
-    const U bits = bits_of(x);
-    const F mantissa = float_of_bits((bits & splat<U>(0x000fffffffffffffu)) | splat<U>(0x3ff0000000000000u));
-    const U exponent = (bits - splat<U>(0x3ff0000000000000u)) & splat<U>(0xfff0000000000000u);
-    return {mantissa - splat<F>(2.0), to_float(as_signed(exponent)) * splat<F>(0x1p-52)};
-  }
+  constexpr bool kIs32 = LaneOf<F>::kBits == 32;
+  using Word = std::conditional_t<kIs32, uint32_t, uint64_t>;
+  using Real = FloatOf<Word>;
+  constexpr int kMantissaBits = kIs32 ? 23 : 52;
+  constexpr Word kBias = ((Word{1} << (kIs32 ? 7 : 10)) - 1 - kMore) << kMantissaBits;
+  constexpr Word kExponent = ~((Word{1} << kMantissaBits) - 1);
+  const U exponent = (bits_of(x) - splat<U>(kBias)) & splat<U>(kExponent);
+  const F mantissa = float_of_bits(bits_of(x) - exponent);  // m * 2^-kMore
+  const F t = kMore ? fma_rn(mantissa, splat<F>(Real{1 << kMore}), splat<F>(Real{-2})) : mantissa - splat<F>(Real{2});
+  return {t, to_float(as_signed(exponent))};
 }
 
 // t * P(t) = -2 ln(1 + t/2) for t in [-1, 0).
@@ -46,39 +47,46 @@ SHARDINIT_HD F minus_two_log(F t) {
   }
 }
 
+// Half of it, to the same bits: halving every coefficient is exact, and a product less.
+template <class F>
+SHARDINIT_HD F minus_log(F t) {
+  return t * horner(t, 0x1.2e25b8p-8f, 0x1.12a94cp-7f, 0x1.8ede74p-7f, -0x1.4b19eap-10f, 0x1.164ac2p-6f,
+                    -0x1.53e0b6p-5f, 0x1.00048p-3f, -0x1.fffffcp-2f);
+}
+
 // n * -2 ln 2 + c
 template <class F>
-SHARDINIT_HD F add_minus_two_log_of_power(F n, F c) {
+SHARDINIT_HD F add_minus_two_log_of_power(F scaled_n, F c) {
   if constexpr (LaneOf<F>::kBits == 32) {
-    return fma_rn(n, splat<F>(-0x1.62e43p+0f), c);
+    return fma_rn(scaled_n, splat<F>(-0x1.62e43p+0f * 0x1p-23f), c);
   } else {
-    return fma_rn(n, splat<F>(-0x1.62e42fefa39efp+0), c);
+    return fma_rn(scaled_n, splat<F>(-0x1.62e42fefa39efp+0 * 0x1p-52), c);
   }
 }
 
-// ---- uniform ------------------------------------------------------------------------------------------------
+// ---- uniform ------------------------------------------------------------------------------------
 
 template <class T>
 struct UniformParams {
   T low;
-  T width;
-  T top;  // the largest value of the tensor's type below b; +inf where a == b
+  T width;   // b - a
+  T scaled;  // b - a times the unit of u; 0 where that is not exact
+  T top;     // the largest value of the tensor's type below b; +inf where a == b
 };
 
-template <class U, class T>
+template <class T>
+inline constexpr T kUniformUnit = sizeof(T) == 4 ? T(0x1p-24) : T(0x1p-53);
+
+// kScaled: with p.scaled, a product less for the same bits.
+template <bool kScaled, class U, class T>
 SHARDINIT_HD FloatOf<U> uniform_transform(U word, const UniformParams<T>& p) {
   using F = FloatOf<U>;
-  F u;
-  if constexpr (LaneOf<U>::kBits == 32) {
-    u = to_float(as_signed(word >> 8)) * splat<F>(0x1p-24f);
-  } else {
-    u = to_float(as_signed(word >> 11)) * splat<F>(0x1p-53);
-  }
-  const F value = fma_rn(u, splat<F>(p.width), splat<F>(p.low));
-  return select(value > p.top, splat<F>(p.top), value);
+  F u = to_float(as_signed(word >> (sizeof(T) == 4 ? 8 : 11)));
+  if constexpr (!kScaled) u = u * splat<F>(kUniformUnit<T>);
+  return at_most(fma_rn(u, splat<F>(kScaled ? p.scaled : p.width), splat<F>(p.low)), p.top);
 }
 
-// ---- normal -------------------------------------------------------------------------------------------------
+// ---- normal -------------------------------------------------------------------------------------
 
 template <class T>
 struct NormalParams {
@@ -109,8 +117,8 @@ SHARDINIT_HD Pair<FloatOf<U>> normal_pair(U p, U q) {
   const auto upper = as_signed(p) < 0;
   const Split<F> low = split_exponent(w);
   const F t = select(upper, w, low.t);
-  const F n = select(upper, splat<F>(0), low.n);
-  const F r = sqrt_rn(add_minus_two_log_of_power(n, minus_two_log(t)));
+  const F log = minus_two_log(t);
+  const F r = sqrt_rn(select(upper, log, add_minus_two_log_of_power(low.scaled_n, log)));
 
   const F x = a * a;
   F sine, cosine;
@@ -130,22 +138,26 @@ SHARDINIT_HD Pair<FloatOf<U>> normal_pair(U p, U q) {
   return {r * select(swap, sine, cosine), r * select(swap, cosine, sine)};
 }
 
-// ---- truncated normal -----------------------------------------------------------------------------------------
-
-inline constexpr int kNarrowTerms = 32;    // of the series of a narrow interval, fp64
-inline constexpr int kNarrowTerms32 = 12;  // and of it, fp32
+// ---- truncated normal ---------------------------------------------------------------------------
 
 template <class T>
-struct TruncNormalParams {
+struct TruncNormalWide {
   T std, mean, a, b;
+  T mass, center;             // the interval's probability; probability of its middle less 1/2
+  T lower, upper, tail_mass;  // probabilities below a, above b and between, times 2^scale
+  T scale;                    // 0 or 64: keeps far tails out of fp32's subnormals
+  T unscale;                  // 2^-scale
+};
+
+template <class T>
+inline constexpr int kNarrowTerms = sizeof(T) == 4 ? 12 : 32;
+
+template <class T>
+struct TruncNormalNarrow {
+  T a, b;
   T width;                        // b - a
-  T mass, center;                 // wide: the interval's probability; probability of its middle less 1/2
-  T lower, upper, tail_mass;      // wide: probabilities below a, above b and between, times 2^scale
-  T scale;                        // 0 or 64: keeps far tails out of fp32's subnormals
-  T unscale;                      // 2^-scale
-  T series_width, series_center;  // narrow: tau = (v - 1/2) * series_width + series_center
-  T series[kNarrowTerms];         // narrow: (value - a) / (b - a) = 1/2 + tau * polynomial(tau), lowest power first
-  bool narrow;
+  T series_width, series_center;  // tau = (v - 1/2) * series_width + series_center
+  T series[kNarrowTerms<T>];      // (value - a) / (b - a) = 1/2 + tau * polynomial(tau), lowest power first
 };
 
 // v - 1/2 for v = (word + 1/2) / 2^bits
@@ -161,19 +173,18 @@ SHARDINIT_HD FloatOf<U> centered(U word) {
 
 template <class F, class T>
 SHARDINIT_HD F clamp_value(F value, T a, T b) {
-  value = select(value < a, splat<F>(a), value);
-  return select(value > b, splat<F>(b), value);
+  return at_most(at_least(value, a), b);
 }
 
 // Over a narrow interval the density is nearly flat, and a polynomial in v anchored at a leaves no error that could
 // pile up at the ends.
 template <class U, class T>
-SHARDINIT_HD FloatOf<U> trunc_normal_narrow(U word, const TruncNormalParams<T>& p) {
+SHARDINIT_HD FloatOf<U> trunc_normal(U word, const TruncNormalNarrow<T>& p) {
   using F = FloatOf<U>;
-  constexpr int kTerms = LaneOf<U>::kBits == 32 ? kNarrowTerms32 : kNarrowTerms;
+  constexpr int kTerms = kNarrowTerms<T>;
   const F tau = fma_rn(centered(word), splat<F>(p.series_width), splat<F>(p.series_center));
   F y = splat<F>(p.series[kTerms - 1]);
-#pragma GCC unroll 32
+  SHARDINIT_UNROLL
   for (int k = kTerms - 2; k >= 0; --k) y = fma_rn(y, tau, splat<F>(p.series[k]));
   y = fma_rn(tau, y, splat<F>(T(0.5)));
   return clamp_value(fma_rn(y, splat<F>(p.width), splat<F>(p.a)), p.a, p.b);
@@ -185,16 +196,19 @@ SHARDINIT_HD F pick_row(M middle, M far, float near_one, float middle_one, float
   return select(middle, splat<F>(near_one), select(far, splat<F>(middle_one), splat<F>(far_one)));
 }
 
-// (z / c) of the standard normal quantile z, where c = P - 1/2, as a function of W = -ln(4 P (1 - P)).
-template <class F>
+// (z / c) of the standard normal quantile z, where c = P - 1/2, as a function of W = -ln(4 P (1 - P)). kCentral leaves
+// out what only W >= kTailFrom needs.
+inline constexpr float kTailFrom = 5.0f;
+template <bool kCentral, class F>
 SHARDINIT_HD F quantile_ratio(F w) {
   F ratio = horner(w - splat<F>(2.5f), 0x1.61e7b8p-24f, 0x1.0807eap-20f, -0x1.4fadep-17f, -0x1.a5eb4ap-17f,
                    0x1.44398cp-11f, -0x1.d0b796p-9f, -0x1.833496p-7f, 0x1.652c74p-1f, 0x1.0fc8bep+2f);
-  const auto tail = w >= 5.0f;
+  if constexpr (kCentral) return ratio;
+  const auto tail = w >= kTailFrom;
   if (any(tail)) {
     const auto middle = w < 16.0f;
     const auto far = w < 40.0f;
-    const F r = sqrt_rn(select(tail, w, splat<F>(5.0f))) -
+    const F r = sqrt_rn(select(tail, w, splat<F>(kTailFrom))) -
                 pick_row<F>(middle, far, 0x1.8f1bbcp+1f, 0x1.4a62c2p+2f, 0x1.05316p+3f);
     // A row that needs one coefficient less has a zero there, which changes no bit.
     const F outer = horner(r, pick_row<F>(middle, far, -0x1.32624p-11f, 0.0f, 0.0f),
@@ -213,7 +227,7 @@ SHARDINIT_HD F quantile_ratio(F w) {
 
 // The probability of the nearer tail, from the word's own end so that it keeps relative precision.
 template <class U, class M, class T>
-SHARDINIT_HD FloatOf<U> nearer_tail(U word, M below, T mass, const TruncNormalParams<T>& p) {
+SHARDINIT_HD FloatOf<U> nearer_tail(U word, M below, T mass, const TruncNormalWide<T>& p) {
   using F = FloatOf<U>;
   const F x = to_float(select(below, word, ~word));
   constexpr bool kIs32 = LaneOf<U>::kBits == 32;
@@ -222,22 +236,33 @@ SHARDINIT_HD FloatOf<U> nearer_tail(U word, M below, T mass, const TruncNormalPa
 }
 
 template <class U>
-SHARDINIT_HD FloatOf<U> trunc_normal_wide(U word, const TruncNormalParams<float>& p) {
+struct Quantile {
+  FloatOf<U> c, w;  // as in quantile_ratio
+};
+// kCentral: p.scale is 0.
+template <bool kCentral, class U>
+SHARDINIT_HD Quantile<U> quantile_of(U word, const TruncNormalWide<float>& p) {
   using F = FloatOf<U>;
   const F c = fma_rn(centered(word), splat<F>(p.mass), splat<F>(p.center));
   const F t = nearer_tail(word, c < 0.0f, p.tail_mass, p);
   const F t4 = t * splat<F>(4.0f);
-  const F e = fma_rn(-t4, t * splat<F>(p.unscale), t4);
-  const Split<F> split = split_exponent(e);
-  const F log = minus_two_log(split.t) * splat<F>(0.5f);
-  const F w = fma_rn(split.n + splat<F>(1.0f - p.scale), splat<F>(-0x1.62e43p-1f), log);
-  const F z = c * quantile_ratio(w);
+  const F e = fma_rn(-t4, kCentral ? t : t * splat<F>(p.unscale), t4);
+  const Split<F> split = split_exponent<1>(e);
+  const F n = kCentral ? split.scaled_n : split.scaled_n - splat<F>(p.scale * 0x1p23f);
+  return {c, fma_rn(n, splat<F>(-0x1.62e43p-1f * 0x1p-23f), minus_log(split.t))};
+}
+
+template <bool kCentral, class U>
+SHARDINIT_HD FloatOf<U> trunc_normal(U word, const TruncNormalWide<float>& p) {
+  using F = FloatOf<U>;
+  const Quantile<U> q = quantile_of<kCentral>(word, p);
+  const F z = q.c * quantile_ratio<kCentral>(q.w);
   return clamp_value(fma_rn(z, splat<F>(p.std), splat<F>(p.mean)), p.a, p.b);
 }
 
 // Algorithm AS 241, PPND16 (Wichura, Applied Statistics 37, 1988), over the nearer tail.
-template <class U>
-SHARDINIT_HD FloatOf<U> trunc_normal_wide(U word, const TruncNormalParams<double>& p) {
+template <bool kCentral, class U>
+SHARDINIT_HD FloatOf<U> trunc_normal(U word, const TruncNormalWide<double>& p) {
   using F = FloatOf<U>;
   const F c = fma_rn(centered(word), splat<F>(p.mass), splat<F>(p.center));
   const auto below = c < 0.0;
@@ -251,7 +276,7 @@ SHARDINIT_HD FloatOf<U> trunc_normal_wide(U word, const TruncNormalParams<double
   if (any(outer)) {
     const F t = nearer_tail(word, below, p.tail_mass, p);
     const Split<F> split = split_exponent(t);
-    const F log = add_minus_two_log_of_power(split.n + splat<F>(1.0), minus_two_log(split.t));
+    const F log = add_minus_two_log_of_power(split.scaled_n + splat<F>(0x1p52), minus_two_log(split.t));
     const F root = sqrt_rn(log * splat<F>(0.5));
     F y = root - splat<F>(1.6);
     F tail =

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,6 +11,43 @@ import pytest
 import torch
 
 from torch_shardinit import _native
+
+REQUIRE_CUDA = os.environ.get("SHARDINIT_REQUIRE_CUDA") == "1"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "cuda: runs on a GPU; skipped without one, or failed if SHARDINIT_REQUIRE_CUDA=1"
+    )
+
+
+def _why_no_cuda() -> str | None:
+    if _native.CUDA is None:
+        return "torch_shardinit was built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = _why_no_cuda()
+    if reason and not REQUIRE_CUDA:
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason=f"GPU tests: {reason}"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if REQUIRE_CUDA and item.get_closest_marker("cuda") and (reason := _why_no_cuda()):
+        pytest.fail(f"SHARDINIT_REQUIRE_CUDA=1, and {reason}", pytrace=False)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A line for each reason that tests were skipped for: -q shows none of its own."""
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
+
 
 TORCH_DTYPES = {
     "float64": torch.float64,

@@ -178,8 +178,8 @@ def test_error_fsdp2() -> None:
 def test_versions() -> None:
     assert package_version("torch") == f"torch {torch.__version__}"
     assert package_version("pytest").startswith("pytest ")
-    assert package_version("no_such_package") == "no_such_package of unknown version"
+    assert package_version("no_such_package") == "no_such_package (of unknown version)"
     with pytest.raises(
-        shardinit.ShardInitError, match=r"a Linear must have the attribute nope, got none: mine of unknown"
+        shardinit.ShardInitError, match=r"a Linear must have the attribute nope, got none: mine .of unkown"
     ):
         private(nn.Linear(1, 1), "nope", "mine")

@@ -54,7 +54,7 @@ class _Filler:
 
     def __init__(self, key: int) -> None:
         self.key = key
-        self.pieces: list[NativePiece] = []
+        self.pieces: dict[torch.device, list[NativePiece]] = {}
         self.copies: list[Callable[[], None]] = []
 
     def add_exact(
@@ -87,7 +87,7 @@ class _Filler:
         except ValueError as error:
             raise ValueError(f"{entry.name}: {error}") from None
         unary = unary_codes([(step.op, step.args) for step in rest])
-        self.pieces.append(
+        self.pieces.setdefault(view.device, []).append(
             piece(
                 view,
                 first.op,
@@ -101,7 +101,8 @@ class _Filler:
         )
 
     def run(self) -> None:
-        fill(self.pieces)
+        for device, pieces in self.pieces.items():
+            fill(pieces, device)
         for copy in self.copies:
             copy()
 

@@ -12,12 +12,13 @@ from .stream import STREAM_VERSION
 
 def build_info() -> dict[str, Any]:
     """The build as a dictionary: stream (version), compiler, isas (that this processor can run), isa (in use), cuda
-    (False: this build has no CUDA kernels), torch (version)."""
+    (nvcc's version and the architectures that it compiled for, as "13.0.88 all-major"; None where the build has no CUDA
+    kernels), torch (version)."""
     return {
         "stream": STREAM_VERSION,
         "compiler": _native.COMPILER,
         "isas": _native.available_isas(),
         "isa": _native.active_isa(),
-        "cuda": False,
+        "cuda": _native.CUDA,
         "torch": torch.__version__,
     }

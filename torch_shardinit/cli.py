@@ -27,7 +27,7 @@ def _version_text() -> str:
     return (
         f"torch_shardinit {version}, stream version {info['stream']}\n"
         f"compiler {info['compiler']}; CPU kernels for {', '.join(info['isas'])}, active {info['isa']}; "
-        f"CUDA {'yes' if info['cuda'] else 'no'}\n"
+        f"CUDA {info['cuda'] or 'not built'}\n"
         f"torch {info['torch']}, Python {sys.version.split()[0]}"
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 
+from .locate import fairscale
 from .locate.fsdp1 import is_inside_unit
 from .locate.names import join, walk_modules
 from .plan import Plan
@@ -35,6 +36,7 @@ def materialise_(model: nn.Module, device: torch.device | str) -> None:
 
     Module.to_empty would untie them, and reallocate what already has memory.
     """
+    fairscale.materialise_(model, device)
     ties = [places for _, places in _registered(model).values() if len(places) > 1]
     fresh: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
 

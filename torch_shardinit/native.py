@@ -15,10 +15,32 @@ _UNARY_CODES = {"add": 0, "sub": 1, "mul": 2, "div": 3, "clamp_min": 4, "clamp_m
 
 NativePiece = tuple[Any, ...]
 
+_CPU = torch.device("cpu")
+
 
 def dtype_name(dtype: torch.dtype) -> str | None:
     """The stream's name of a dtype that can be filled, else None."""
     return _DTYPE_NAMES.get(dtype)
+
+
+_HOW_TO_GET_CUDA = (
+    "install it again where there is an nvcc (a CUDA toolkit, or pip install nvidia-cuda-nvcc nvidia-cuda-crt "
+    "nvidia-cuda-runtime nvidia-cuda-cccl nvidia-nvvm), with SHARDINIT_CUDA=1 so that a missing one is an error"
+)
+
+
+def check_device(what: str, device: torch.device) -> None:
+    """Refuses a device whose memory this build can't fill."""
+    if device.type == "cpu":
+        return
+    if device.type != "cuda" or torch.version.hip:
+        kind = "a ROCm device" if device.type == "cuda" else device
+        raise ValueError(f"{what}: tensor must be on cpu or an NVIDIA GPU, got one on {kind}")
+    if _native.CUDA is None:
+        raise ValueError(
+            f"{what}: tensor must be on cpu, got one on {device}: this torch_shardinit was built without CUDA; "
+            + _HOW_TO_GET_CUDA
+        )
 
 
 def check_memory(what: str, tensor: torch.Tensor) -> None:
@@ -89,6 +111,16 @@ def piece(
     )
 
 
-def fill(pieces: list[NativePiece]) -> None:
-    """Fills all pieces with torch's number of intra-op threads. The tensors must outlive the call."""
-    _native.fill(pieces, torch.get_num_threads())
+def fill(pieces: list[NativePiece], device: torch.device = _CPU) -> None:
+    """Fills all pieces, which lie in the memory of one device: on the CPU with torch's number of intra-op threads and
+    before it returns; on a GPU in the order of torch's current stream there. The tensors must outlive the call.
+
+    Raises:
+        RuntimeError: CUDA refuses; the message says what was launched where.
+    """
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        with torch.cuda.device(index):
+            _native.fill_cuda(pieces, index, torch.cuda.current_stream(index).cuda_stream)
+    else:
+        _native.fill(pieces, torch.get_num_threads())

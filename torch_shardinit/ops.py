@@ -36,14 +36,16 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _fill_cpu(
+def _fill_native(
     self: torch.Tensor, distribution: str, params: list[float], seed: int, tensor_id: int, start: int, steps: list[int]
 ) -> None:
     key, identity = seed & _MASK64, tensor_id & _MASK64
-    fill([piece(self, distribution, tuple(params), seed=key, tensor_id=identity, start=start, steps=steps)])
+    pieces = [piece(self, distribution, tuple(params), seed=key, tensor_id=identity, start=start, steps=steps)]
+    fill(pieces, self.device)
 
 
-_LIBRARY.impl("fill_", _fill_cpu, "CPU")
+_LIBRARY.impl("fill_", _fill_native, "CPU")
+_LIBRARY.impl("fill_", _fill_native, "CUDA")
 torch.library.register_fake("torch_shardinit::fill_", lambda *args: None, lib=_LIBRARY)
 _OPERATOR = torch.ops.torch_shardinit.fill_.default
 

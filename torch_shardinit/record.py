@@ -13,11 +13,11 @@ import torch.nn as nn
 from . import region as rg
 from .derive import Deriver, Elsewhere, NotExact, ReadsUnwritten, Tangled, Term, locate
 from .errors import RecordError
-from .locate.names import join, walk_modules
+from .locate.names import is_wrapper_child, join, walk_modules
 from .plan import Entry, Plan
 from .program import Exact, Program, Ref, Unwritten
 from .recorder import Recorder
-from .recording import check_not_recording, record_of, recording, taping
+from .recording import check_not_recording, hand_on_records, record_of, recording, taping
 from .region import Box
 from .slicing import DrawUse, Refused, Slicer, UnwrittenAtEnd, not_last
 from .standins import ModelTensor, is_plain, stand_ins, tensors_of
@@ -43,6 +43,8 @@ def reset_parameters(model: nn.Module) -> None:
         done.add(id(module))
         for child in module.children():
             reset(child)
+        if any(is_wrapper_child(module, name) for name in module._modules):
+            return  # what a wrapper has of that name is not the model's
         # From the class: wrappers pass unknown attributes on to what they wrap.
         for name in ("reset_parameters", "_reset_parameters"):
             if callable(getattr(type(module), name, None)):
@@ -70,6 +72,7 @@ def record(
     if not isinstance(model, nn.Module):
         raise TypeError(f"record: model must be a torch.nn.Module, got {type(model).__name__}")
     check_not_recording()
+    hand_on_records(model)
     tensors = tensors_of(model)
     records = [found for module in model.modules() if (found := record_of(module)) is not None]
     tapes = list({id(tape): tape for found in records for tape in found.tapes}.values())

@@ -19,6 +19,7 @@ from torch.nn.modules import module as nn_module
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from .errors import RecordError
+from .locate import torchrec
 from .modes import DispatchMode, FunctionMode
 from .program import Ref
 from .recorder import Recorder
@@ -70,8 +71,18 @@ def record_of(module: nn.Module) -> ModuleRecord | None:
     return module.__dict__.get(ATTRIBUTE)
 
 
+def is_recording() -> bool:
+    return getattr(_active, "recorder", None) is not None
+
+
+def hand_on_records(model: nn.Module) -> None:
+    """Sharding by TorchRec makes new modules for the tables of a collection: they get the records of the old ones."""
+    for module, record in torchrec.carried_records(model.modules()):
+        module.__dict__.setdefault(ATTRIBUTE, record)
+
+
 def check_not_recording() -> None:
-    if getattr(_active, "recorder", None) is not None:
+    if is_recording():
         raise RecordError("a recording must not be started inside another one")
 
 
@@ -88,7 +99,7 @@ def taping(recorder: Recorder) -> Iterator[None]:
     generator_state, others = torch.get_rng_state(), _other_generators()
     _active.recorder = recorder
     try:
-        with DispatchMode(recorder), FunctionMode(recorder):
+        with torchrec.tables_reset_on_meta(is_recording), DispatchMode(recorder), FunctionMode(recorder):
             yield
     finally:
         _active.recorder = None
@@ -280,3 +291,4 @@ def _attach(recorder: Recorder, modules: list[nn.Module]) -> None:
         for name, tensor, _, _ in own_tensors(module):
             if name in tensors:
                 keep_number(tensor, tensors[name].ref.storage, tuple(tapes.values()))
+    torchrec.note_collections(modules, record_of)

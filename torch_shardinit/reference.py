@@ -325,7 +325,7 @@ def trunc_params(std: float, mean: float, a: float, b: float, dtype: str = "floa
 
 def _clamp(value: NDArray, p: TruncParams) -> NDArray:
     a, b = value.dtype.type(p.a), value.dtype.type(p.b)
-    value = np.where(value < a, a, value)
+    value = np.where(value > a, value, a)  # so that -0 becomes an a of +0
     return np.where(value > b, b, value)
 
 

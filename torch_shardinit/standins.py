@@ -15,7 +15,9 @@ import torch
 import torch.nn as nn
 
 from .errors import RecordError
+from .locate.frameworks import held_by_frameworks
 from .locate.fsdp1 import entries, flat_parameter_of, handle_of
+from .locate.held import Held
 from .program import Ref
 from .recorder import Recorder
 from .recording import Kind, ModuleRecord, TensorRecord, is_lazy, own_tensors, record_of
@@ -68,6 +70,18 @@ def _in_flat_parameters(model: nn.Module) -> dict[tuple[int, str], tuple[Any, tu
     return found
 
 
+def held_elsewhere(model: nn.Module) -> tuple[dict[int, list[tuple[str, Held, Any]]], set[int]]:
+    """What TorchRec and FairScale hold: id of module -> (name, parameter, tie key); and the ids of what they register
+    in the place of it."""
+    parameters = held_by_frameworks(model.modules())
+    found: dict[int, list[tuple[str, Held, Any]]] = {}
+    for one in parameters.tensors:
+        first, first_name = one.holders[0]
+        for module, name in one.holders:
+            found.setdefault(id(module), []).append((name, one, ("held", id(first), first_name)))
+    return found, parameters.hidden | {id(one.owner) for one in parameters.tensors}
+
+
 def tensors_of(model: nn.Module) -> list[ModelTensor]:
     """Every parameter and buffer of every module, once for each module and name."""
     flattened = _in_flat_parameters(model)
@@ -75,6 +89,7 @@ def tensors_of(model: nn.Module) -> list[ModelTensor]:
     names_in_flat: dict[int, list[str]] = {}
     for module_id, name in flattened:
         names_in_flat.setdefault(module_id, []).append(name)
+    held, hidden = held_elsewhere(model)
     found = []
     for module in model.modules():
         record = record_of(module)
@@ -86,8 +101,15 @@ def tensors_of(model: nn.Module) -> list[ModelTensor]:
                     module, name, "parameter", True, shape, flat.dtype, tied, known, None, bool(flat.requires_grad)
                 )
             )
+        for name, one, tied in held.get(id(module), ()):
+            known = _known(record, name)
+            if known is not None and known.ref.sizes != one.shape:
+                known = None
+            found.append(
+                ModelTensor(module, name, "parameter", True, one.shape, one.dtype, tied, known, None, one.requires_grad)
+            )
         for name, tensor, kind, persistent in own_tensors(module):
-            if (id(module), name) in flattened or id(tensor) in flat_ids:
+            if (id(module), name) in flattened or id(tensor) in flat_ids or id(tensor) in hidden:
                 continue
             where = f"{type(module).__name__}.{name}"
             if is_lazy(tensor):
@@ -200,7 +222,7 @@ def stand_ins(
     try:
         for one in tensors:
             made[id(one.module), one.name] = maker.make(one)
-        flat_ids = {id(flat) for flat in flat_parameters(model)}
+        flat_ids = {id(flat) for flat in flat_parameters(model)} | held_elsewhere(model)[1]
         for module in modules:
             for name in [name for name, value in module._parameters.items() if id(value) in flat_ids]:
                 del module._parameters[name]
@@ -244,12 +266,15 @@ def _restore(module: nn.Module, state: tuple[dict[str, Any], list[dict[str, Any]
 
 
 def _plain_apply(modules: list[nn.Module]) -> Any:
-    """FSDP1's Module.apply gathers the real parameters first; on stand-ins it must be the ordinary one."""
+    """Module.apply of FSDP, torch's and FairScale's, gathers the real parameters first; on stand-ins it must be the
+    ordinary one."""
     classes: set[Any] = {
         cls
         for module in modules
         for cls in type(module).__mro__
-        if cls.__name__ == "FullyShardedDataParallel" and cls.__module__.startswith("torch.") and "apply" in vars(cls)
+        if cls.__name__ == "FullyShardedDataParallel"
+        and cls.__module__.startswith(("torch.", "fairscale."))
+        and "apply" in vars(cls)
     }
     before = [(cls, vars(cls)["apply"]) for cls in classes]
     for cls in classes:

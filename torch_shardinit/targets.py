@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .draws import BITS_DTYPES, DTYPE_CODES
-from .native import check_memory, dtype_name
+from .native import check_device, check_memory, dtype_name
 from .region import overlaps_itself, row_major_strides
 from .stream import as_int
 
@@ -132,8 +132,7 @@ def check_tensor(function: str, tensor: torch.Tensor) -> str:
         raise ValueError(f"{function}: tensor must be strided, got layout {tensor.layout}")
     if tensor.is_meta:
         raise ValueError(f"{function}: tensor must hold memory, got one on meta; materialise it first (to_empty)")
-    if tensor.device.type != "cpu":
-        raise ValueError(f"{function}: this build fills tensors on cpu, got one on {tensor.device}")
+    check_device(function, tensor.device)
     name = _check_dtype(function, dtype_name(tensor.dtype), tensor.dtype)
     if tensor.is_neg() or tensor.is_conj():
         raise ValueError(f"{function}: tensor must not be a lazily negated or conjugated view")

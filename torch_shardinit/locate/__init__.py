@@ -14,6 +14,7 @@ import torch.nn as nn
 
 from . import fsdp2
 from .dtensor import dtensor_box, is_dtensor, locate_dtensor
+from .frameworks import held_by_frameworks
 from .fsdp1 import flat_parameter_of, handle_of, is_inside_unit, parts_of_handle
 from .names import join, walk_modules
 from .piece import Kind, Located, Piece, boxes_of_piece
@@ -79,6 +80,34 @@ def _fsdp1(modules: list[tuple[str, nn.Module]], registered: dict[int, _Found]) 
     return found, padding
 
 
+def _of_frameworks(
+    modules: list[tuple[str, nn.Module]], registered: dict[int, _Found]
+) -> tuple[list[_Found], list[torch.Tensor]]:
+    """What TorchRec and FairScale hold, and its padding; what they register in its place is taken out of
+    `registered`."""
+    held = held_by_frameworks(module for _, module in modules)
+    names_of_module: dict[int, set[str]] = {}
+    for name, module in modules:
+        names_of_module.setdefault(id(module), set()).add(name)
+    found = []
+    for tensor_id in held.hidden | {id(one.owner) for one in held.tensors}:
+        registered.pop(tensor_id, None)
+    for one in held.tensors:
+        names = {
+            join(prefix, attribute)
+            for module, attribute in one.holders
+            for prefix in names_of_module.get(id(module), ())
+        }
+        if not names:
+            module, attribute = one.holders[0]
+            raise ValueError(
+                "the module that holds each sharded parameter must still be in the model, got a "
+                f"{type(module).__name__} that is not, with parameter {attribute!r}"
+            )
+        found.append(_Found(one.owner, "parameter", names, one.shape, one.parts))
+    return found, held.padding
+
+
 def _find_parts(one: _Found) -> bool:
     """Ordinary tensors and DTensors: shape and parts. False where this rank holds none of it."""
     tensor, name = one.owner, min(one.names)
@@ -137,8 +166,9 @@ def locate(model: nn.Module, *, buffers: bool = True) -> Located:
         fsdp2.check_sharded(module, name)
     registered = _registered(modules, buffers)
     flat, padding = _fsdp1(modules, registered)
+    held, held_padding = _of_frameworks(modules, registered)
     # Ties within FSDP1 are known by name; its empty views share geometry without being tied.
-    found = [*flat, *_join_ties([one for one in registered.values() if _find_parts(one)])]
+    found = [*flat, *held, *_join_ties([one for one in registered.values() if _find_parts(one)])]
     pieces: list[Piece] = []
     owner_of_name: dict[str, _Found] = {}
     for one in found:
@@ -154,4 +184,4 @@ def locate(model: nn.Module, *, buffers: bool = True) -> Located:
             Piece(aliases[0], aliases, one.kind, one.global_shape, local, offset, one.owner)
             for local, offset in one.parts
         ]
-    return Located(pieces, padding)
+    return Located(pieces, padding + held_padding)

@@ -17,7 +17,7 @@ def package_version(package: str) -> str:
         try:
             version = metadata.version(package)
         except metadata.PackageNotFoundError:
-            version = "of unknown version"
+            version = "(of unknown version)"
     return f"{package} {version}"
 
 

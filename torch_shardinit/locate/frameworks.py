@@ -1,0 +1,22 @@
+"""The adapters of frameworks outside torch, together. None imports its framework: what no code has imported, no module
+comes from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import torch.nn as nn
+
+from . import fairscale, torchrec
+from .held import HeldParameters
+
+
+def held_by_frameworks(modules: Iterable[nn.Module]) -> HeldParameters:
+    """What TorchRec and FairScale hold of the parameters of a model, given all its modules."""
+    found = HeldParameters()
+    distinct = list({id(module): module for module in modules}.values())
+    for adapter in (torchrec, fairscale):
+        if adapter.PACKAGE in sys.modules:
+            adapter.collect(distinct, found)
+    return found
