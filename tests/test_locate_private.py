@@ -180,6 +180,6 @@ def test_versions() -> None:
     assert package_version("pytest").startswith("pytest ")
     assert package_version("no_such_package") == "no_such_package (of unknown version)"
     with pytest.raises(
-        shardinit.ShardInitError, match=r"a Linear must have the attribute nope, got none: mine .of unkown"
+        shardinit.ShardInitError, match=r"a Linear must have the attribute nope, got none: mine \(of unknown"
     ):
         private(nn.Linear(1, 1), "nope", "mine")
