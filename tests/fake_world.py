@@ -37,16 +37,16 @@ def _child(write_end: int, fn: Callable[..., Any], rank: int, world: int, args: 
         pickle.dump(answer, pipe)
 
 
-def run_ranks(fn: Callable[..., Any], ranks: list[int], world: int, *args: Any, timeout: float = 60.0) -> list[Any]:
-    """fn(*args) as each of these ranks of a world; the results in the order of `ranks`. A failure is an AssertionError
-    with the child's traceback; a rank that takes longer than `timeout` seconds is killed."""
-    results: dict[int, Any] = {}
-    waiting, running = list(ranks), {}
+def run_places(fn: Callable[..., Any], places: list[tuple[int, int]], *args: Any, timeout: float = 60.0) -> list[Any]:
+    """fn(*args) as each of these (rank, world); the results in their order. A failure is an AssertionError with the
+    child's traceback; a rank that takes longer than `timeout` seconds is killed."""
+    results: dict[tuple[int, int], Any] = {}
+    waiting, running = list(places), {}
     with selectors.DefaultSelector() as selector:
         try:
             while waiting or running:
                 while waiting and len(running) < PARALLEL:
-                    rank = waiting.pop(0)
+                    rank, world = waiting.pop(0)
                     read_end, write_end = os.pipe()
                     pid = os.fork()
                     if pid == 0:
@@ -56,10 +56,10 @@ def run_ranks(fn: Callable[..., Any], ranks: list[int], world: int, *args: Any, 
                         finally:
                             os._exit(0)
                     os.close(write_end)
-                    running[read_end] = (rank, pid, time.monotonic() + timeout, bytearray())
+                    running[read_end] = (rank, world, pid, time.monotonic() + timeout, bytearray())
                     selector.register(read_end, selectors.EVENT_READ)
                 for key, _ in selector.select(timeout=0.5):
-                    rank, pid, _, data = running[key.fd]
+                    rank, world, pid, _, data = running[key.fd]
                     part = os.read(key.fd, 1 << 16)
                     data += part
                     if part:
@@ -68,16 +68,21 @@ def run_ranks(fn: Callable[..., Any], ranks: list[int], world: int, *args: Any, 
                     os.close(key.fd)
                     del running[key.fd]
                     os.waitpid(pid, 0)
-                    ok, results[rank] = pickle.loads(data) if data else (False, "it died without an answer")
-                    assert ok, f"rank {rank} of {world}, {fn.__name__}: {results[rank]}"
-                for rank, _, deadline, _ in running.values():
+                    ok, answer = pickle.loads(data) if data else (False, "it died without an answer")
+                    assert ok, f"rank {rank} of {world}, {fn.__name__}: {answer}"
+                    results[rank, world] = answer
+                for rank, world, _, deadline, _ in running.values():
                     assert time.monotonic() < deadline, f"rank {rank} of {world}, {fn.__name__}: over {timeout} s"
         finally:
-            for read_end, (_, pid, _, _) in running.items():
+            for read_end, (_, _, pid, _, _) in running.items():
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 os.close(read_end)
-    return [results[rank] for rank in ranks]
+    return [results[place] for place in places]
+
+
+def run_ranks(fn: Callable[..., Any], ranks: list[int], world: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+    return run_places(fn, [(rank, world) for rank in ranks], *args, timeout=timeout)
 
 
 def run_world(fn: Callable[..., Any], world: int, *args: Any, timeout: float = 60.0) -> list[Any]:

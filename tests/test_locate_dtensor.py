@@ -257,7 +257,7 @@ def wrong_shape_at(rows: int) -> str:
 def test_error_local_shape_does_not_fit() -> None:
     assert run_ranks(wrong_shape_at, [3], 4, 2) == [
         "w: the local shard must have the shape (1, 2) that the placements give at mesh coordinate (3,), got (2, 2); "
-        "global shape (10, 2), placements (Shard(dim=0),), mesh (4,)"
+        f"global shape (10, 2), placements (Shard(dim=0),), mesh (4,) (torch {torch.__version__})"
     ]
 
 

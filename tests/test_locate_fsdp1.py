@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from torch_shardinit import region
 from torch_shardinit.locate import Located, locate
@@ -323,26 +322,15 @@ def test_ties_across_units() -> None:
     ]
 
 
-def not_dense_and_tensor_parallel() -> tuple[str, str]:
+def not_dense() -> str:
     model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(9, 9))
     model[0].weight = nn.Parameter(torch.zeros(3, 8)[:, ::2])
     wrapped = wrap(model, "FULL_SHARD", None, use_orig_params=False)  # it reads into the next parameter
-    with pytest.raises(ValueError) as not_dense:
+    with pytest.raises(ValueError) as error:
         locate(wrapped)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    parallel = nn.Sequential(nn.Linear(4, 6))
-    parallelize_module(parallel, mesh["tp"], {"0": ColwiseParallel()}, src_data_rank=None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        wrapped = FSDP(parallel, device_mesh=mesh["dp"], use_orig_params=True, device_id=torch.device("cpu"))
-    with pytest.raises(ValueError) as tensor_parallel:
-        locate(wrapped)
-    return str(not_dense.value), str(tensor_parallel.value)
+    return str(error.value)
 
 
-def test_error_not_dense_or_over_tensor_parallelism() -> None:
-    ((not_dense, tensor_parallel),) = run_ranks(not_dense_and_tensor_parallel, [1], 4)
-    assert not_dense.startswith(
-        "FSDP unit '': 0.weight: a parameter in a flat parameter must be dense, got shape (3, 4)"
-    )
-    assert tensor_parallel.startswith("FSDP unit '': 0.weight: FSDP1 over tensor parallelism is not supported yet")
+def test_error_not_dense() -> None:
+    (message,) = run_ranks(not_dense, [1], 4)
+    assert message.startswith("FSDP unit '': 0.weight: a parameter in a flat parameter must be dense, got shape (3, 4)")

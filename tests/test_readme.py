@@ -25,4 +25,4 @@ def test_example_runs(number: int) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5

@@ -9,6 +9,7 @@ import torch
 import torch.nn as nn
 
 from .locate import fairscale
+from .locate.fsdp1 import is_inside_unit
 from .locate.names import join, walk_modules
 from .plan import Plan
 from .record import record
@@ -163,7 +164,7 @@ def param_init_fn(
     the wrapped model then, which fills the flat shards in place and never holds a unit's values in full.
 
     Args:
-        model: the whole model, not wrapped yet, all of it on meta.
+        model: the whole model, all of it on meta but for parts that are FSDP units already.
         seed, init_fn, rename: as for init_model_.
         device: where the parameters get their memory; by default the current accelerator, else the CPU.
         fill: False allocates only; seed, init_fn and rename are then not looked at.
@@ -172,7 +173,7 @@ def param_init_fn(
         ValueError: a parameter is not on meta, for FSDP would then never call the function.
     """
     for name, parameter in model.named_parameters():
-        if not parameter.is_meta:
+        if not parameter.is_meta and not is_inside_unit(parameter):
             raise ValueError(
                 f"param_init_fn: every parameter must be on meta, or FSDP never calls the function, got {name} on "
                 f"{parameter.device}. Build the model inside recording()."

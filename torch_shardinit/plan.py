@@ -93,7 +93,24 @@ class Plan:
         offset: int | tuple[int, ...] | None = None,
         seed: int | None = None,
     ) -> torch.Tensor:
-        """Fills one tensor, or a shard of it at `offset`, with the values of the Plan's tensor `name`."""
+        """Fills one tensor, or any part of it, with the values of the Plan's tensor `name`: for a sharder of your own
+        (examples/own_sharder.py). Nothing else of the model is needed.
+
+        Args:
+            name: any name of the tensor in the whole model.
+            tensor: filled in place; any strides. A DTensor knows its place.
+            offset: an int: `tensor`, 1-D or contiguous, is the run of elements that starts at this row-major index of
+                the whole. A tuple: it is the box of its own shape whose first element has these coordinates. None: it
+                is the whole.
+            seed: as for apply_.
+
+        Returns:
+            The tensor.
+
+        Raises:
+            ValueError: the Plan lacks the tensor, or the part does not lie in it.
+            UninitializedError: nothing wrote the tensor.
+        """
         from .apply import fill_named
 
         return fill_named(self, name, tensor, offset, seed)

@@ -16,6 +16,7 @@ import torch.nn as nn
 
 from .errors import RecordError
 from .locate.frameworks import held_by_frameworks
+from .locate.fsdp1 import entries, flat_parameter_of, handle_of
 from .locate.held import Held
 from .program import Ref
 from .recorder import Recorder
@@ -46,27 +47,26 @@ class ModelTensor:
         return self.known is not None and self.current is not None and self.known.written_since(self.current)
 
 
-def flat_parameters(model: nn.Module) -> list[Any]:
+def _handles(model: nn.Module) -> list[Any]:
+    """Those of a model's FSDP1 units."""
+    handles = [handle for module in model.modules() if (handle := handle_of(module)) is not None]
+    return list({id(one): one for one in handles}.values())
+
+
+def flat_parameters(model: nn.Module) -> list[torch.Tensor]:
     """The FSDP1 flat parameters of a model."""
-    handles: list[Any] = [getattr(module, "_handle", None) for module in model.modules()]
-    flat = [handle.flat_param for handle in handles if hasattr(handle, "flat_param")]
-    return list({id(one): one for one in flat if hasattr(one, "_param_infos")}.values())
+    return [flat_parameter_of(handle) for handle in _handles(model)]
 
 
-def _in_flat_parameters(model: nn.Module) -> dict[tuple[int, str], tuple[nn.Module, Any, tuple[int, ...], Any]]:
-    """(id of module, name) -> (module, tie key, global shape, flat parameter) of what FSDP1 has flattened."""
-    found: dict[tuple[int, str], tuple[nn.Module, Any, tuple[int, ...], Any]] = {}
-    for flat in flat_parameters(model):
-        for (name, module, _), shape, extension in zip(
-            flat._param_infos, flat._shapes, flat._param_extensions, strict=True
-        ):
-            # Under TP the flat parameter holds a DTensor's local tensor; the extension keeps its spec.
-            whole = getattr(extension, "shape", None)
-            whole = shape if whole is None else whole
-            found[id(module), name] = (module, ("flat", id(module), name), tuple(whole), flat)
-        for shared in flat._shared_param_infos:
-            first = found[id(shared.prim_module), shared.prim_param_name]
-            found[id(shared.module), shared.param_name] = (shared.module, *first[1:])
+def _in_flat_parameters(model: nn.Module) -> dict[tuple[int, str], tuple[Any, tuple[int, ...], Any]]:
+    """(id of module, name) -> (tie key, global shape, flat parameter) of what FSDP1 has flattened."""
+    found: dict[tuple[int, str], tuple[Any, tuple[int, ...], Any]] = {}
+    for handle in _handles(model):
+        for entry in entries(handle):
+            first, attribute = entry.owners[0]
+            key = ("flat", id(first), attribute)
+            for module, name in entry.owners:
+                found[id(module), name] = (key, entry.global_shape, flat_parameter_of(handle))
     return found
 
 
@@ -94,7 +94,7 @@ def tensors_of(model: nn.Module) -> list[ModelTensor]:
     for module in model.modules():
         record = record_of(module)
         for name in names_in_flat.get(id(module), ()):
-            _, tied, shape, flat = flattened[id(module), name]
+            tied, shape, flat = flattened[id(module), name]
             known = _known(record, name)
             found.append(
                 ModelTensor(
@@ -257,10 +257,10 @@ def _restore(module: nn.Module, state: tuple[dict[str, Any], list[dict[str, Any]
     attributes, registries, non_persistent = state
     module.__dict__.clear()
     module.__dict__.update(attributes)
-    for key, entries in zip(_REGISTRIES, registries, strict=True):
+    for key, before in zip(_REGISTRIES, registries, strict=True):
         registry = module.__dict__[key]
         registry.clear()
-        registry.update(entries)
+        registry.update(before)
     module._non_persistent_buffers_set.clear()
     module._non_persistent_buffers_set.update(non_persistent)
 

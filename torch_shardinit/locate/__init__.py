@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.nn as nn
 
+from . import fsdp2
 from .dtensor import dtensor_box, is_dtensor, locate_dtensor
 from .frameworks import held_by_frameworks
-from .fsdp1 import handle_of, parts_of_handle
+from .fsdp1 import flat_parameter_of, handle_of, is_inside_unit, parts_of_handle
 from .names import join, walk_modules
 from .piece import Kind, Located, Piece, boxes_of_piece
 from .plain import check_strided, geometry, is_plain
@@ -58,17 +59,18 @@ def _fsdp1(modules: list[tuple[str, nn.Module]], registered: dict[int, _Found]) 
         names_of_module.setdefault(id(module), set()).add(name)
     found, padding = [], []
     for name, handle in handles.values():
-        flat = handle.flat_param
+        flat = flat_parameter_of(handle)
         registered.pop(id(flat), None)
         parts_of_entries, unit_padding = parts_of_handle(handle, f"FSDP unit {name!r}")
         padding += unit_padding
         for entry, parts in parts_of_entries:
-            one = _Found(flat, "parameter", global_shape=entry.shape, parts=parts)
+            one = _Found(flat, "parameter", global_shape=entry.global_shape, parts=parts)
             for module, attribute in entry.owners:
                 one.names |= {join(prefix, attribute) for prefix in names_of_module.get(id(module), ())}
-            # use_orig_params=True: the modules show views of the flat shard, under the names that they had before.
-            if entry.original is not None and id(entry.original) in registered:
-                one.names |= registered.pop(id(entry.original)).names
+
+            for shown in entry.shown(flat):
+                if id(shown) in registered:
+                    one.names |= registered.pop(id(shown)).names
             if not one.names:
                 raise ValueError(
                     f"FSDP unit {name!r}: the module that holds each flattened parameter must still be in the model, "
@@ -106,25 +108,10 @@ def _of_frameworks(
     return found, held.padding
 
 
-def _check_fsdp2_sharded(modules: list[tuple[str, nn.Module]]) -> None:
-    """Between a forward and its reshard, modules show FSDP2's unsharded copies: a fill of those would be lost."""
-    for name, module in modules:
-        get_state = getattr(type(module), "_get_fsdp_state", None)
-        if get_state is None:
-            continue
-        state = get_state(module)
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        if any(group is not None and not group.is_sharded for group in groups):
-            raise ValueError(
-                f"{name or 'the root module'}: a module under fully_shard must be in its sharded state, got one that "
-                "is unsharded (after a forward?); call module.reshard() first"
-            )
-
-
 def _find_parts(one: _Found) -> bool:
     """Ordinary tensors and DTensors: shape and parts. False where this rank holds none of it."""
     tensor, name = one.owner, min(one.names)
-    if getattr(tensor, "_is_flat_param", False) or getattr(tensor, "_fsdp_flattened", False):
+    if is_inside_unit(tensor):
         raise ValueError(
             f"{name}: a parameter of an FSDP1 unit can only be located from a model that contains the unit, got one "
             "that lies inside it; pass the FullyShardedDataParallel module or its root"
@@ -175,7 +162,8 @@ def locate(model: nn.Module, *, buffers: bool = True) -> Located:
     fill (Partial, sparse, expanded), for FSDP in its unsharded state, and for two tensors with one name.
     """
     modules = list(walk_modules(model))
-    _check_fsdp2_sharded(modules)
+    for name, module in modules:
+        fsdp2.check_sharded(module, name)
     registered = _registered(modules, buffers)
     flat, padding = _fsdp1(modules, registered)
     held, held_padding = _of_frameworks(modules, registered)

@@ -17,6 +17,7 @@ import torch
 
 from .names import is_a
 from .plain import is_plain
+from .private import check_private, package_version, private
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -27,6 +28,10 @@ ShardOrder = list[tuple[int, tuple[int, ...]]]  # (tensor dim, mesh axes in the 
 
 def is_dtensor(tensor: object) -> bool:
     return is_a(tensor, "torch", "DTensor")
+
+
+def is_dtensor_spec(value: object) -> bool:
+    return is_a(value, "torch", "DTensorSpec")
 
 
 # --- integers ----------------------------------------------------------------------------------------------------
@@ -82,7 +87,8 @@ def shard_order(shards: Sequence[tuple[int, int] | None], mesh_shape: Sequence[i
 def _order_of_spec(spec: DTensorSpec) -> ShardOrder:
     shards: list[tuple[int, int] | None] = []
     strided = False
-    for placement in spec.placements:
+    placements = private(spec, "placements")
+    for placement in placements:
         if placement.is_replicate():
             shards.append(None)
         elif placement.is_partial():
@@ -91,22 +97,30 @@ def _order_of_spec(spec: DTensorSpec) -> ShardOrder:
                 "a Partial holds summands; redistribute it first"
             )
         elif is_a(placement, "torch", "Shard") or is_a(placement, "torch", "_StridedShard"):
-            dim = placement.dim if placement.dim >= 0 else placement.dim + len(spec.shape)  # type: ignore[attr-defined]
-            factor = getattr(placement, "split_factor", 1)
-            strided = strided or is_a(placement, "torch", "_StridedShard")
-            shards.append((dim, factor))
+            dim = private(placement, "dim")
+            is_strided = is_a(placement, "torch", "_StridedShard")
+            factor = private(placement, "split_factor") if is_strided else 1
+            strided = strided or is_strided
+            shards.append((dim if dim >= 0 else dim + len(spec.shape), factor))
         else:
             raise ValueError(
                 f"placements must be Shard, _StridedShard or Replicate, got {type(placement).__name__} in "
                 f"{spec.placements}"
             )
-    if not strided and spec.shard_order is not None:  # it need not be left to right
-        return [(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in spec.shard_order]
     order = shard_order(shards, tuple(spec.mesh.shape))
-    if order is None or (strided and spec.use_strided_shard_as_shard_order is False):
+    stated = None if strided else private(spec, "shard_order")
+    if stated is not None:  # it need not be left to right
+        stated = [(private(entry, "tensor_dim"), tuple(private(entry, "mesh_dims"))) for entry in stated]
+        check_private(
+            sorted((dim, sorted(axes)) for dim, axes in stated) == [(dim, sorted(axes)) for dim, axes in order or ()],
+            f"the shard order of {placements} must have each axis that shards a dimension",
+            stated,
+        )
+        return stated
+    if order is None or (strided and private(spec, "use_strided_shard_as_shard_order") is False):
         raise ValueError(
             f"the split factors must follow from an order of the mesh axes, got {spec.placements} on a mesh of shape "
-            f"{tuple(spec.mesh.shape)}: such a shard is no box"
+            f"{tuple(spec.mesh.shape)}: such a shard is no box ({package_version('torch')})"
         )
     return order
 
@@ -132,7 +146,7 @@ def locate_dtensor(
 ) -> tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]] | None:
     """(local, sizes, offset): this rank's shard as a detached view of its memory, and its box in the global tensor.
     None where this rank is not in the mesh. `name` is for messages."""
-    spec = dtensor._spec
+    spec, local = private(dtensor, "_spec"), private(dtensor, "_local_tensor")
     try:
         box = dtensor_box(spec)
     except ValueError as error:
@@ -140,19 +154,18 @@ def locate_dtensor(
     if box is None:
         return None
     sizes, offset = box
-    if not is_plain(dtensor._local_tensor):
+    if not is_plain(local):
         raise TypeError(
-            f"{name}: the local tensor of a DTensor must be an ordinary tensor, got a "
-            f"{type(dtensor._local_tensor).__name__}"
+            f"{name}: the local tensor of a DTensor must be an ordinary tensor, got a {type(local).__name__}"
         )
-    local = dtensor._local_tensor.detach()
+    local = local.detach()
     shape = tuple(local.shape)
     # A rank beyond the last chunk may hold an empty shard of another shape (from_local, or torch.empty(0)).
     if shape != sizes and not (local.numel() == 0 and 0 in sizes):
         raise ValueError(
             f"{name}: the local shard must have the shape {sizes} that the placements give at mesh coordinate "
             f"{tuple(spec.mesh.get_coordinate() or ())}, got {shape}; global shape {tuple(spec.shape)}, placements "
-            f"{spec.placements}, mesh {tuple(spec.mesh.shape)}"
+            f"{spec.placements}, mesh {tuple(spec.mesh.shape)} ({package_version('torch')})"
         )
     if shape != sizes:
         local = local.view(sizes)

@@ -5,12 +5,13 @@ Each such framework has one file here that reads its attributes, all through `re
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn as nn
+
+from .private import package_version
 
 Parts = list[tuple[torch.Tensor, int | tuple[int, ...]]]
 
@@ -43,17 +44,9 @@ class HeldParameters:
     padding: list[torch.Tensor] = field(default_factory=list)
 
 
-def version_of(package: str) -> str:
-    """ "fairscale 0.4.13", for messages."""
-    try:
-        return f"{package} {importlib.metadata.version(package)}"
-    except importlib.metadata.PackageNotFoundError:
-        return f"{package} (of unknown version)"
-
-
 def misfit(package: str, name: str, message: str) -> ValueError:
     """The error of an adapter that finds something else than the version it was written for has."""
-    return ValueError(f"{name}: {message} ({version_of(package)}; see the README for the versions that were run)")
+    return ValueError(f"{name}: {message} ({package_version(package)}; see the README for the versions that were run)")
 
 
 def read(package: str, name: str, owner: object, attribute: str) -> Any:

@@ -25,8 +25,9 @@ import torch
 import torch.nn as nn
 from torch.nn.modules import module as nn_module
 
-from .held import Held, HeldParameters, Parts, misfit, read, version_of
+from .held import Held, HeldParameters, Parts, misfit, read
 from .names import is_a, walk_modules
+from .private import package_version
 
 PACKAGE = "torchrec"
 
@@ -161,7 +162,7 @@ def _check_shows_no_kernel(module: nn.Module) -> None:
     if any(type(child).__module__.partition(".")[0] == "fbgemm_gpu" for _, child in walk_modules(module)):
         raise TypeError(
             f"of what TorchRec shards, EmbeddingBagCollection and EmbeddingCollection can be located, got a "
-            f"{type(module).__name__} ({version_of(PACKAGE)}): put its table into a collection"
+            f"{type(module).__name__} ({package_version(PACKAGE)}): put its table into a collection"
         )
 
 
