@@ -90,6 +90,7 @@ void fill_on_cuda(const py::list& list, int device, uintptr_t stream) {
 
 // What fill_on_cuda would launch: (kernel, thread blocks, threads of each, parameters, pieces, elements).
 py::list launches(const py::list& list, uint32_t num_multiprocessors) {
+  if (!num_multiprocessors) throw std::invalid_argument("num_multiprocessors must be at least 1");
   const DefaultFpEnvironment environment;
   const std::vector<Piece> pieces = pieces_of(list);
   py::list result;

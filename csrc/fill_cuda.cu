@@ -319,7 +319,17 @@ std::string on_device(int device) { return " on cuda:" + std::to_string(device);
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
-    check(cudaGetDevice(&before_), "asking for the current device");
+    const cudaError_t status = cudaGetDevice(&before_);
+    if (status == cudaErrorInsufficientDriver) {
+      int driver = 0;
+      int runtime = 0;
+      cudaDriverGetVersion(&driver);
+      cudaRuntimeGetVersion(&runtime);
+      check(status, "filling" + on_device(device) + ": the driver (CUDA " + std::to_string(driver) +
+                        ", 0 if there is none) must take what torch_shardinit was built with, CUDA " +
+                        std::to_string(runtime) + "; update it, or build with an older nvcc");
+    }
+    check(status, "asking for the current device, to fill" + on_device(device));
     if (before_ != device) check(cudaSetDevice(device), "changing to cuda:" + std::to_string(device));
     changed_ = before_ != device;
   }
@@ -347,7 +357,8 @@ void load(Kernel kernel, int device) {
   cudaFuncAttributes attributes;
   const cudaError_t status = cudaFuncGetAttributes(&attributes, function_of(kernel));
   cudaThreadExchangeStreamCaptureMode(&mode);
-  check(status, std::string("loading ") + name_of(kernel) + on_device(device));
+  check(status, std::string("loading ") + name_of(kernel) + on_device(device) +
+                    " (build_info()['cuda'] names the architectures that were built)");
   if (device < kMaxDevices) loaded[device].fetch_or(bit);
 }
 
@@ -366,7 +377,7 @@ void fill_cuda(const Piece* pieces, size_t num_pieces, int device, void* stream)
     if (status == cudaSuccess) return;
     check(status, std::string("launching ") + name_of(launch.kernel) + on_device(device) + " for " +
                       std::to_string(launch.num_elements) + " elements in " + std::to_string(launch.num_pieces) +
-                      " pieces, " + std::to_string(launch.grid) + " x " + std::to_string(kThreads) + " threads");
+                      " pieces, " + std::to_string(launch.grid) + " x " + std::to_string(kThreads) + " threads (or running what was queued before)");
   });
 }
 

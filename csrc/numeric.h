@@ -143,7 +143,7 @@ SHARDINIT_HD T select(bool condition, T yes, T no) {
 SHARDINIT_HD bool any(bool condition) { return condition; }
 
 // x, but at most or at least the bound. No NaN; a bound of zero is +0, and an x of -0 stays under an upper one and
-// becomes +0 under a lower one, as the processor's own minimum and maximum have it.
+// becomes +0 under a lower one, as a GPU's own minimum and maximum have it, which put -0 below +0.
 SHARDINIT_HD float at_most(float x, float bound) {
 #if defined(__CUDA_ARCH__)
   return fminf(x, bound);

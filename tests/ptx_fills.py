@@ -16,8 +16,8 @@ from torch_shardinit.draws import BITS_DTYPES, DISTRIBUTION_CODES, DTYPE_CODES
 from torch_shardinit.native import unary_codes
 
 SOURCE = Path(__file__).resolve().parents[1] / "csrc" / "fill_cuda.cu"
-FLAGS = ("--fmad=false", "-DNDEBUG")  # as in CMakeLists.txt
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+FLAGS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "-DNDEBUG")  # as in CMakeLists.txt
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 SEED, TENSOR_ID = 2**63 + 12345, 0x9E3779B97F4A7C15
 
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}

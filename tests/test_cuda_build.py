@@ -54,7 +54,10 @@ def test_other_devices_are_refused() -> None:
 def test_without_a_driver_a_launch_is_an_error_and_the_cpu_works() -> None:
     tensor = torch.zeros(8)
     piece = (tensor.data_ptr(), 1, (8,), (1,), 0, (1,), 2, (1.0, 0.0), 0, 0, ())
-    with pytest.raises(RuntimeError, match=r"^asking for the current device: .*\(cudaError\w+\)$"):
+    message = (
+        r"^(filling on cuda:0: the driver \(CUDA \d+,|asking for the current device, to fill on cuda:0: ).*\(cudaError"
+    )
+    with pytest.raises(RuntimeError, match=message):
         _native.fill_cuda([piece], 0, 0)
     assert shardinit.normal_(tensor, seed=1).abs().sum() > 0
 
@@ -62,6 +65,8 @@ def test_without_a_driver_a_launch_is_an_error_and_the_cpu_works() -> None:
 def test_pieces_that_no_kernel_may_get() -> None:
     good = (4096, 1, (8,), (1,), 0, (1,), 2, (1.0, 0.0), 0, 0, ())
     assert len(_native.launches([good], 132)) == 1
+    with pytest.raises(ValueError, match="num_multiprocessors must be at least 1"):
+        _native.launches([good], 0)
     for field, value, message in (
         (0, 0, "holds no memory"),
         (0, 4098, "aligned to its elements"),

@@ -7,8 +7,11 @@ import math
 
 import numpy as np
 import pytest
+from ptx import Memory
 from ptx.compile import needs_nvcc
 from ptx_fills import ARCHITECTURES, GUARD, GUARD_BYTE, SIZES, Fill, assert_same, bytes_of_cpu, last_of_ptx, module
+
+from torch_shardinit import _native
 
 pytestmark = needs_nvcc
 
@@ -18,10 +21,16 @@ FLOATS = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_
 DRAWS = {
     "uniform": ("uniform", (-0.3, 0.7)),
     "uniform-tiny": ("uniform", (-3e-42, 5e-42)),  # b - a times 2^-24 is not exact
+    "uniform-zeros": ("uniform", (-2e-44, 1.4e-45)),  # -0 under a top of +0
+    "uniform-subnormal": ("uniform", (-(2.0**-120), 2.0**-120)),  # in the kernel of runs
     "uniform-equal": ("uniform", (0.5, 0.5)),
     "normal": ("normal", (0.02, 0.25)),
     "normal-huge": ("normal", (3e38, 0.0)),  # overflows to infinity
+    "normal-subnormal": ("normal", (1e-39, 1e-41)),
+    "trunc-subnormal": ("trunc_normal", (1e-39, 0.0, -2e-39, 2e-39)),
     "trunc-central": ("trunc_normal", (1.0, 0.0, -2.0, 2.0)),
+    "trunc-above": ("trunc_normal", (1.0, 0.0, -1.0, 8.0)),  # central at one end
+    "trunc-below": ("trunc_normal", (1.0, 0.0, -8.0, 1.0)),
     "trunc-whole": ("trunc_normal", (0.02, 0.1, -INF, INF)),
     "trunc-tail": ("trunc_normal", (1.0, 0.0, 5.0, 7.0)),
     "trunc-far": ("trunc_normal", (1.0, 0.0, 11.0, INF)),  # scaled by 2^64
@@ -50,7 +59,7 @@ def test_ptx_raw_words(dtype: str, arch: str) -> None:
     )
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_100"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_ptx_of_other_architectures(dtype: str, arch: str) -> None:
     fills = [
@@ -151,6 +160,37 @@ def random_box(random: np.random.Generator, dtype: str) -> Fill:
 def test_ptx_boxes(dtype: str) -> None:
     random = np.random.default_rng(sum(dtype.encode()))
     assert_same([random_box(random, dtype) for _ in range(60)], rsqrt_ulp=random)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_ptx_a_column_that_lies_side_by_side(dtype: str) -> None:
+    """One axis, contiguous in memory, of index step not 1: a shard of one column."""
+    fills = [
+        Fill("normal", (1.0, 0.0), dtype, (301,), 2**34 - 900 + step, (1,), (step,), skip=step % 3, tensor_id=step)
+        for step in (2, 4, 7, 1000)
+    ]
+    draws = (("uniform", (0.0, 1.0)), ("fill", (0.3,)), ("trunc_normal", (1.0, 0.0, -2.0, 2.0)))
+    fills += [Fill(*draw, dtype, (97,), 5, (1,), (12,)) for draw in draws]
+    assert all("_grid_" in name for name in assert_same(fills))
+
+
+def test_ptx_a_box_after_more_than_2_to_the_32_blocks() -> None:
+    """Rows, and units before a piece, beyond 32 bits: the end of a large box and a small one after it."""
+    large = Fill("uniform", (0.0, 1.0), "float32", (2**32 + 9, 2**8), 0, (2**8 + 32, 1), (2**9, 1))
+    small = Fill("uniform", (0.0, 1.0), "float32", (60, 16), 5, (20, 1), (100, 1), tensor_id=1)
+    want = bytes_of_cpu([small])
+    count = 1000
+    last = Fill("uniform", (0.0, 1.0), "float32", (4, 2**8), (2**32 + 5) * 2**9, (2**8 + 32, 1), (2**9, 1))
+    buffer = np.full(want.size, GUARD_BYTE, np.uint8)
+    end = np.full(last.num_bytes() + 4096, GUARD_BYTE, np.uint8)
+    memory = Memory()
+    memory.map(buffer, 0x10_0000)
+    memory.map(end, 0x7000_0000_0000 + large.num_bytes() - end.size)
+    pieces = [large.native(0x7000_0000_0000), small.native(0x10_0000 + GUARD)]
+    ((name, grid, threads, parameters, _, _),) = _native.launches(pieces, 132)
+    module().launch(name, grid, threads, parameters, memory, blocks=range(grid - 2, grid))
+    np.testing.assert_array_equal(buffer, want)
+    np.testing.assert_array_equal(end[-4 * count :][-1024:], bytes_of_cpu([last])[GUARD:][: last.num_bytes()][-1024:])
 
 
 def test_ptx_more_axes_than_a_launch_has_room_for() -> None:

@@ -158,7 +158,8 @@ def _tail(line: str, lines: list[str]) -> str | None:
 MUTATIONS: dict[str, tuple[Mutation, int, float]] = {
     "fma in two": (_fma_in_two, 10, 1.0),
     "key dropped": (_dropped_key, 12, 1.0),
-    # Numbers of spans, rows and blocks stay below 2^32, since the plan cuts pieces there.
+    # Numbers of spans and of a run's blocks stay below 2^32, since the plan cuts pieces there, as do strides and
+    # remainders of these boxes.
     "index narrowed": (_narrow_index, 30, 0.5),
     "tail": (_tail, 10, 1.0),
 }
