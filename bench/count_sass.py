@@ -23,7 +23,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FLAGS = ("-std=c++17", "-O3", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "-DNDEBUG")  # as in CMakeLists.txt
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "--fmad=false",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "-DNDEBUG",
+)  # as in CMakeLists.txt
 
 # Instructions per element and registers, at most.
 LIMITS = {
