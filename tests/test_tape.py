@@ -36,7 +36,7 @@ def played(make: Callable[[], torch.Tensor]) -> torch.Tensor:
         model = Holder(make)
     program = record(model).lookup("value").program
     assert isinstance(program, Played), program
-    return program.evaluate(0, lambda name: 0)
+    return program.evaluate(0, lambda name, draw: 0)
 
 
 def described(make: Callable[[], torch.Tensor]) -> str:
@@ -230,7 +230,7 @@ def test_outside_tensors_are_taken_when_they_are_used() -> None:
         model = nn.ModuleList([first, second, third, fourth, Holder(lambda: shared)])
     outside.zero_()
     array[:] = 0
-    got = [record(model).lookup(f"{i}.value").program.evaluate(0, lambda name: 0).tolist() for i in range(5)]
+    got = [record(model).lookup(f"{i}.value").program.evaluate(0, lambda name, draw: 0).tolist() for i in range(5)]
     assert got == [[1.0, 2.0], [2.0, 4.0], [5.0, 6.0], [7.0, 6.0], [7.0, 6.0]]
 
 
@@ -255,7 +255,7 @@ def test_the_default_dtype_of_the_recording_counts() -> None:
             model = Holder(make)
     finally:
         torch.set_default_dtype(torch.float32)
-    got = record(model).lookup("value").program.evaluate(0, lambda name: 0)
+    got = record(model).lookup("value").program.evaluate(0, lambda name, draw: 0)
     assert got.dtype == torch.float64 and torch.equal(got, want)
 
 

@@ -18,6 +18,7 @@ import torch
 from . import _native
 from . import region as rg
 from .errors import RecordError
+from .eye import eye_step
 from .program import RANDOM, Exact, Ref, Step, live_steps
 from .region import Box
 from .tape import Node, Tape
@@ -102,6 +103,7 @@ _DRAWS: dict[str, Callable[[Node], tuple[str, tuple[Any, ...]]]] = {
     **dict.fromkeys(("randn", "randn_like"), lambda node: ("normal", (1.0, 0.0))),
     "normal": lambda node: ("normal", (_arg(node, 1, "std", default=1.0), _arg(node, 0, "mean", default=0.0))),
 }
+_EYES = frozenset({"eye"})  # an out= variant has the same name
 _MOVES = frozenset({"clone", "_to_copy", "copy_", "cat", "stack"})
 _UNARY = frozenset({"add", "sub", "rsub", "mul", "div", "clamp", "clamp_min", "clamp_max", "neg"})
 _NO_VALUE = object()
@@ -132,6 +134,21 @@ def draw_of(node: Node) -> tuple[str, tuple[float, ...]] | None:
     if not all(isinstance(value, (int, float)) for value in args):
         return None
     return op, tuple(float(value) for value in args)
+
+
+def dirac_steps(node: Node, ref: Ref) -> list[Step]:
+    """torch.nn.init.dirac_ on all of `ref`: an identity in the middle of each group's kernel, else zeros."""
+    groups = int(node.kwargs.get("groups", 1))
+    rows = ref.sizes[0] // groups
+    size = min(rows, ref.sizes[1])
+    middle = [rg.span(extent // 2, 1, 1) for extent in ref.sizes[2:]]
+    if size == 1:  # depthwise: one step for all groups
+        return [Step("fill", (0.0,)), Step("fill", (1.0,), (rg.span(0, rows, groups), rg.span(0, 1, 1), *middle))]
+    eyes = [
+        Step("eye", (0.0, 1.0), (rg.span(group * rows, 1, size), rg.span(0, 1, size), *middle))
+        for group in range(groups)
+    ]
+    return [Step("fill", (0.0,)), *eyes]
 
 
 class Deriver:
@@ -214,6 +231,14 @@ class Deriver:
             # Where ref is a part of what the node filled, it takes that part of the draws.
             taken = locate(view, ref) if where is None else None
             return [Term(Step(*draw, where), node, taken if isinstance(taken, tuple) else None)], True
+        if name in _EYES:
+            dims = (len(view.sizes) - 2, len(view.sizes) - 1)
+            eye = eye_step(view, dims, ref, where) if where is not None or view.numel() == ref.numel() else None
+            if eye is None:
+                raise NotExact(node, f"{node.info.label} on dimensions that the tensor has not")
+            return [Term(eye, node)], True
+        if name == "dirac_" and where is None and view == ref:
+            return [Term(step, node) for step in dirac_steps(node, ref)], True
         if name in _MOVES:
             return [term for pair in _moves(node, view) for term in self._moved(*pair, node, ref, own)], True
         base = name.removesuffix("_")
@@ -277,6 +302,8 @@ class Deriver:
         elif sizes != source.sizes:
             source = Ref(source.storage, source.offset, sizes, strides, source.dtype)
         terms = self.derive(source, node.index, own)
+        if repeats and any(term.step.op == "eye" for term in terms):
+            raise NotExact(node, f"{node.info.name} puts an element to several places")
         if any(term.random for term in terms) and source.storage in self.owned and source.storage != own:
             raise NotExact(node, f"{node.info.name} from another tensor's random numbers")
         if repeats and any(term.random or term.step.region is not None for term in terms):
@@ -292,7 +319,13 @@ class Deriver:
                 continue
             if where is Tangled:
                 raise NotExact(node, f"{node.info.name} to a view that is no box of the tensor")
-            placed.append(term._replace(step=Step(term.step.op, term.step.args, where)))  # type: ignore[arg-type]
+            step: Step | None = Step(term.step.op, term.step.args, where)  # type: ignore[arg-type]
+            if term.step.op == "eye":
+                dims = (int(term.step.args[0]), int(term.step.args[1]))
+                step = eye_step(target.sub_view(term.step.region), dims, ref, where)  # type: ignore[arg-type]
+            if step is None or (step.op == "eye" and where is None and target.numel() != ref.numel()):
+                raise NotExact(node, f"{node.info.name} of a part of an identity matrix")
+            placed.append(term._replace(step=step))
         return placed
 
 

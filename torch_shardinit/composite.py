@@ -1,0 +1,73 @@
+"""Random operations whose elements depend on each other: torch.nn.init's orthogonal_ and sparse_, on a whole tensor or a
+view of it, from the stream's numbers for the elements' indices. docs/stream.md, section 9, is their definition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from . import _native, native
+from . import region as rg
+from .draws import check_draw
+from .program import PlayedDraw, Ref
+
+
+def draw_composite_(
+    op: PlayedDraw, view: torch.Tensor, num_bytes: Sequence[int], seed: int, tensor_id: int, num_threads: int
+) -> None:
+    """Runs `op` in place on `view`, the CPU tensor of op.view. The values are the same for any number of threads."""
+    if not view.numel():
+        return
+    if op.op == "orthogonal_":
+        normals = _numbers(op, torch.float64, ("normal", (1.0, 0.0)), num_bytes, seed, tensor_id)
+        view.copy_(orthogonal(normals, op.args[0], num_threads, narrow=view.dtype != torch.float64))
+    else:
+        sparsity, std = op.args
+        view.copy_(_numbers(op, view.dtype, ("normal", (std, 0.0)), num_bytes, seed, tensor_id))
+        words = _numbers(op, torch.int64, ("random_bits", ()), num_bytes, seed, tensor_id)
+        num_zeros = math.ceil(sparsity * view.shape[0])
+        # As unsigned; equal words, which a stable sort leaves in order, fall to the lesser row.
+        order = (words ^ torch.iinfo(torch.int64).min).argsort(dim=0, stable=True)
+        view.scatter_(0, order[:num_zeros], 0.0)
+
+
+def _numbers(
+    op: PlayedDraw,
+    dtype: torch.dtype,
+    draw: tuple[str, tuple[float, ...]],
+    num_bytes: Sequence[int],
+    seed: int,
+    tensor_id: int,
+) -> torch.Tensor:
+    """The stream's numbers for the elements of op.view, by their indices in the owner."""
+    size = num_bytes[op.owner.storage] // op.owner.dtype.itemsize
+    memory = torch.empty(size, dtype=dtype)  # laid out as the owner's storage, so that the view means the same elements
+
+    def laid_out(ref: Ref) -> torch.Tensor:
+        return memory.as_strided(ref.sizes, ref.strides, ref.offset)
+
+    box = rg.full_box(op.owner.sizes) if op.region is None else op.region
+    start, steps = rg.grid_of_box(box, op.owner.sizes)
+    name = native.dtype_name(dtype)
+    assert name is not None
+    kind, params = draw
+    params = check_draw(kind, params, name, f"{op.op}") if kind != "random_bits" else ()
+    part = laid_out(op.owner.sub_view(box))
+    native.fill([native.piece(part, kind, params, seed=seed, tensor_id=tensor_id, start=start, steps=steps)])
+    return laid_out(op.view)
+
+
+def orthogonal(normals: torch.Tensor, gain: float, num_threads: int, *, narrow: bool) -> torch.Tensor:
+    """What orthogonal_ makes of an fp64 tensor of standard normal numbers: (semi-)orthogonal rows or columns of the matrix
+    (first dimension, all others), times gain. narrow: rounded to fp32, of which narrower types are the rounding."""
+    num_rows = normals.shape[0]
+    matrix = normals.reshape(num_rows, -1)
+    wide = matrix.shape[1] > num_rows
+    tall = (matrix.t() if wide else matrix).clone(memory_format=torch.contiguous_format)
+    _native.orthonormalise(tall.data_ptr(), *tall.shape, num_threads)
+    tall.mul_(gain)
+    if narrow:
+        tall = tall.float()
+    return (tall.t() if wide else tall).reshape(normals.shape)
