@@ -257,7 +257,7 @@ class Classifier:
                 ops = list(one.program.ops)
                 for position, node in one.temporaries.items():
                     name, draw = draws[node.index]
-                    ops[position] = replace(ops[position], name=name, draw=draw)  # type: ignore[call-arg]
+                    ops[position] = replace(ops[position], name=name, draw=draw)  # type: ignore[arg-type, call-arg]
                 one.program = replace(one.program, ops=tuple(ops))
         return set(count) | {one.copy_of for one in self.found.values() if one.copy_of is not None}
 

@@ -1,5 +1,5 @@
-"""Random operations whose elements depend on each other: torch.nn.init's orthogonal_ and sparse_, on a whole tensor or a
-view of it, from the stream's numbers for the elements' indices. docs/stream.md, section 9, is their definition."""
+"""Random operations whose elements depend on each other: torch.nn.init's orthogonal_ and sparse_, on a whole tensor or
+a view of it, from the stream's numbers for the elements' indices. docs/stream.md, section 9, is their definition."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ def _numbers(
     name = native.dtype_name(dtype)
     assert name is not None
     kind, params = draw
-    params = check_draw(kind, params, name, f"{op.op}") if kind != "random_bits" else ()
+    params = check_draw(kind, params, name, op.op) if kind != "random_bits" else ()
     part = laid_out(op.owner.sub_view(box))
     native.fill([native.piece(part, kind, params, seed=seed, tensor_id=tensor_id, start=start, steps=steps)])
     return laid_out(op.view)
 
 
 def orthogonal(normals: torch.Tensor, gain: float, num_threads: int, *, narrow: bool) -> torch.Tensor:
-    """What orthogonal_ makes of an fp64 tensor of standard normal numbers: (semi-)orthogonal rows or columns of the matrix
-    (first dimension, all others), times gain. narrow: rounded to fp32, of which narrower types are the rounding."""
+    """What orthogonal_ makes of an fp64 tensor of standard normal numbers: the matrix (first dimension, all others) with
+    (semi-)orthogonal rows or columns, times gain. narrow: rounded to fp32, of which narrower types are the rounding."""
     num_rows = normals.shape[0]
     matrix = normals.reshape(num_rows, -1)
     wide = matrix.shape[1] > num_rows
     tall = (matrix.t() if wide else matrix).clone(memory_format=torch.contiguous_format)
-    _native.orthonormalise(tall.data_ptr(), *tall.shape, num_threads)
+    _native.orthonormalise(tall.data_ptr(), tall.shape[0], tall.shape[1], num_threads)
     tall.mul_(gain)
     if narrow:
         tall = tall.float()

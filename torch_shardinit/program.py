@@ -23,7 +23,7 @@ from .region import Box
 OVERWRITING = {"uniform": 2, "normal": 2, "trunc_normal": 4, "fill": 1, "eye": 2}
 UNARY = {"add": 1, "sub": 1, "mul": 1, "div": 1, "clamp": 2, "neg": 0}
 RANDOM = frozenset({"uniform", "normal", "trunc_normal"})
-_ARGS = {
+STEP_ARGS = {
     "uniform": ("a", "b"),
     "normal": ("std", "mean"),
     "trunc_normal": ("std", "mean", "a", "b"),
@@ -61,13 +61,13 @@ class Step:
         return self.op in OVERWRITING
 
     def __str__(self) -> str:
-        names = _ARGS.get(self.op)
+        names = STEP_ARGS.get(self.op)
         numbers = [f"{value:g}" for value in self.args]
         shown = [f"{n}={v}" for n, v in zip(names, numbers, strict=True)] if names else numbers
-        return f"{_show_box(self.region)}{self.op}({', '.join(shown)})"
+        return f"{show_box(self.region)}{self.op}({', '.join(shown)})"
 
 
-def _show_box(box: Box | None) -> str:
+def show_box(box: Box | None) -> str:
     if box is None:
         return ""
 
@@ -305,7 +305,7 @@ class PlayedDraw:
 
     def describe(self) -> str:
         numbers = ", ".join(f"{name}={value:g}" for name, value in zip(COMPOSITE[self.op], self.args, strict=True))
-        return f"<{self.name}>: {_show_box(self.region)}{self.op}({numbers})"
+        return f"<{self.name}>: {show_box(self.region)}{self.op}({numbers})"
 
 
 # The operations of a PlayedDraw, with the names of their arguments.

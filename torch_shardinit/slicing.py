@@ -248,9 +248,15 @@ def _drawn_again(items: Sequence[_Item], draws: Sequence[DrawUse]) -> list[Node]
                     and later.region is not None
                     and rg.intersect(earlier.region, later.region) is None
                 )
-                if not apart and _escapes(items, earlier.node, later.node):
+                mixed = earlier.node.info.name in COMPOSITE and _is_left(earlier.region, later.region)
+                if not apart and (mixed or _escapes(items, earlier.node, later.node)):
                     found[earlier.node.index] = earlier.node
     return [*found.values()]
+
+
+def _is_left(earlier: Box | None, later: Box | None) -> bool:
+    """Whether a later write leaves something of an earlier one."""
+    return later is not None and (earlier is None or bool(rg.subtract(earlier, later)))
 
 
 def _escapes(items: Sequence[_Item], earlier: Node, later: Node) -> bool:
