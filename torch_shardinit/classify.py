@@ -1,7 +1,7 @@
 """From a tape and the names of a model's tensors to their programs.
 
-Each tensor is looked at by itself first: exact steps, else a slice of the tape. Then the draws are settled between them.
-A random node that ends up in several tensors, or in one but through other operations than moves, or whose numbers were
+Each tensor is looked at by itself first: exact steps, else a slice of the tape. Then the draws are settled between
+them. A random node that ends up in several tensors, or in one but through other operations than moves, or whose numbers were
 overwritten where they were drawn and live on elsewhere, is a temporary: it draws by its own indices, under the least
 name that it reaches. Tensors that are copies of one (deepcopy) stay exact and draw under the least of their names.
 """
@@ -192,8 +192,8 @@ class Classifier:
             term = moved[0][1]
             self.problems.append(
                 f"{max(overlapping)}: the random numbers of {term.node.info.label} at {term.node.line} also reach "
-                "another tensor outside of this model (a copied layer?), so that their name is unknown here: record the "
-                "whole, and apply that Plan to its parts; or let go of the other one before recording() ends"
+                "another tensor outside of this model (a copied layer?), so that their name is unknown here: record "
+                "the whole, and apply that Plan to its parts; or let go of the other one before recording() ends"
             )
             return False
         names = {name for name, _ in moved if name} | drawn
@@ -278,8 +278,8 @@ class Classifier:
             for node in nodes:
                 if node.index in reached:
                     self.problems.append(
-                        f"{min(reached[node.index])}: the random numbers of {node.info.label} at {node.line} also reach "
-                        "another tensor outside of this model, so that their name is unknown here: record the whole, "
+                        f"{min(reached[node.index])}: the random numbers of {node.info.label} at {node.line} also "
+                        "reach another tensor outside of this model, so that their name is unknown here: record the whole, "
                         "and apply that Plan to its parts"
                     )
 

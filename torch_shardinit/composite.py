@@ -60,8 +60,8 @@ def _numbers(
 
 
 def orthogonal(normals: torch.Tensor, gain: float, num_threads: int, *, narrow: bool) -> torch.Tensor:
-    """What orthogonal_ makes of an fp64 tensor of standard normal numbers: the matrix (first dimension, all others) with
-    (semi-)orthogonal rows or columns, times gain. narrow: rounded to fp32, of which narrower types are the rounding."""
+    """What orthogonal_ makes of an fp64 tensor of standard normal numbers: as a matrix (first dimension, all others) it
+    gets (semi-)orthogonal rows or columns, times gain. narrow: rounded to fp32, from which narrower types round."""
     num_rows = normals.shape[0]
     matrix = normals.reshape(num_rows, -1)
     wide = matrix.shape[1] > num_rows

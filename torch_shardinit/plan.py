@@ -117,13 +117,13 @@ class Plan:
 
     @staticmethod
     def from_json(text: str | bytes, *, max_bytes: int = 1 << 26, max_played_bytes: int = 1 << 30) -> Plan:
-        """The Plan of a text that `to_json` wrote. The text is data: nothing of it is run, and reading it takes memory in
-        proportion to its length.
+        """The Plan of a text that `to_json` wrote. The text is data: nothing of it is run, and reading it takes memory
+        in proportion to its length.
 
         Args:
             max_bytes: length of the text.
-            max_played_bytes: what the intermediate tensors of one played tensor may take when the Plan is applied, beside
-                64 times the tensor.
+            max_played_bytes: what the intermediate tensors of one played tensor may take when the Plan is applied,
+                beside 64 times the tensor.
 
         Raises:
             ValueError: the text is longer, is of another format or stream version, or is not as it must be; the message

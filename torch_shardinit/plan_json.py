@@ -1,5 +1,5 @@
-"""A Plan as JSON text, and back. The text is data: reading it runs nothing, takes memory in proportion to its length, and
-says where in the text something is not as it must be.
+"""A Plan as JSON text, and back. The text is data: reading it runs nothing, takes memory in proportion to its length,
+and says where in the text something is not as it must be.
 
 One object: format, format_version, stream_version, tensors. Numbers that JSON lacks are strings. Played programs hold
 their operations by schema name (plan_operators.py says which are taken) with views of numbered storages, and captured
@@ -81,8 +81,8 @@ def _program(program: Program, max_constant_bytes: int) -> dict[str, Any]:
     for storage, data in sorted(program.constants.items()):
         if data.numel() > max_constant_bytes:
             raise ValueError(
-                f"a constant that was captured from outside of recording() must hold at most {max_constant_bytes} bytes "
-                f"to be written, got {data.numel()}: it cannot be computed again. Compute it inside recording() with "
+                f"a constant that was captured from outside of recording() must hold at most {max_constant_bytes} "
+                f"bytes to be written, got {data.numel()}: it cannot be computed again. Compute it inside recording() with "
                 "torch operations, which are written instead, or raise max_constant_bytes"
             )
         constants[str(storage)] = base64.b64encode(data.numpy().tobytes()).decode("ascii")

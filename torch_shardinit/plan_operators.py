@@ -70,8 +70,8 @@ def operator(label: str) -> Any:
     types = [str(arg.type) for arg in (*op._schema.arguments, *op._schema.returns)]
     if not plain or info.is_view or info.is_composite or not info.deterministic or not all(map(_is_ordinary, types)):
         raise ValueError(
-            "must be an operator that a recording can hold (no view, no random numbers, no operator internal to torch), "
-            f"got {label!r}"
+            "must be an operator that a recording can hold (no view, no random numbers, no operator internal to "
+            f"torch), got {label!r}"
         )
     return op
 
@@ -134,12 +134,13 @@ def _check_results(
         known = any(tensor.untyped_storage()._cdata == storage._cdata for storage in storages)
         if place is not None and (tuple(tensor.shape), tensor.dtype) != (place.sizes, place.dtype):
             raise ValueError(
-                f"{where}: result {number} of {op.op} must be {place.dtype} of shape {list(place.sizes)}, as the program "
-                f"says, got {tensor.dtype} of shape {list(tensor.shape)}"
+                f"{where}: result {number} of {op.op} must be {place.dtype} of shape {list(place.sizes)}, as the "
+                f"program says, got {tensor.dtype} of shape {list(tensor.shape)}"
             )
         if not known and tensor.untyped_storage().nbytes() > limit:
             raise ValueError(
-                f"{where}: result {number} of {op.op} must fit in {limit} bytes, got {tensor.untyped_storage().nbytes()}"
+                f"{where}: result {number} of {op.op} must fit in {limit} bytes, got "
+                f"{tensor.untyped_storage().nbytes()}"
             )
     for storage, size in zip(storages, num_bytes, strict=True):
         if storage.nbytes() != size:

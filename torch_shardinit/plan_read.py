@@ -7,8 +7,6 @@ import binascii
 import json
 import math
 import re
-import struct
-import sys
 from typing import Any
 
 import torch
@@ -17,6 +15,19 @@ from . import _native
 from . import region as rg
 from .derive import locate
 from .draws import DTYPE_CODES
+from .json_checks import (
+    INT64,
+    bool_of,
+    float_of,
+    int_of,
+    list_of,
+    no_constant,
+    object_of,
+    one_of,
+    shown,
+    str_of,
+    unique_keys,
+)
 from .native import dtype_name
 from .plan import Entry, Plan
 from .plan_json import FORMAT, FORMAT_VERSION, TORCH_TYPES
@@ -42,12 +53,10 @@ from .stream import STREAM_VERSION
 MAX_TEXT_BYTES = 1 << 26
 # What the storages of one played tensor may hold, beside 64 times the tensor.
 MAX_PLAYED_BYTES = 1 << 30
-_MAX_NAME = 4096
 _MAX_DIMS = 64
 _MAX_STEPS = 4096
 _MAX_BOXES = 1 << 16
 _MAX_DEPTH = 8
-_INT64 = 1 << 63
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _DEFAULT_DTYPES = ("float32", "float64", "float16", "bfloat16")
 _NAMES = {
@@ -59,7 +68,6 @@ _NAMES = {
     },
     "device": {"cpu": torch.device("cpu"), "meta": torch.device("meta")},
 }
-_NAN = re.compile(r"nan:([7f]ff[0-9a-f]{13})")
 
 
 def plan_of(text: str | bytes, max_bytes: int = MAX_TEXT_BYTES, max_played_bytes: int = MAX_PLAYED_BYTES) -> Plan:
@@ -69,7 +77,7 @@ def plan_of(text: str | bytes, max_bytes: int = MAX_TEXT_BYTES, max_played_bytes
     if len(text) > max_bytes:
         raise ValueError(f"Plan.from_json: the text must be at most {max_bytes} bytes, got {len(text)}")
     try:
-        value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=no_constant)
         return _Reader(max_played_bytes).plan(value)
     except RecursionError:
         raise ValueError("Plan.from_json: the text is nested too deeply") from None
@@ -77,84 +85,11 @@ def plan_of(text: str | bytes, max_bytes: int = MAX_TEXT_BYTES, max_played_bytes
         raise ValueError(f"Plan.from_json: {error}") from None
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError(f"an object's keys must be distinct, got {[key for key, _ in pairs][:8]}")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, (dict, list)):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    text = repr(value) if not isinstance(value, int) or abs(value) < 1 << 70 else "a larger int"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _object(value: object, where: str, *keys: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: must be an object with {', '.join(keys)}, got {_shown(value)}")
-    for key in keys:
-        if key not in value:
-            raise ValueError(f"{where}: must have {key!r}")
-    for key in value:
-        if key not in keys:
-            raise ValueError(f"{where}: must have no {_shown(key)}")
-    return value
-
-
-def _list(value: object, where: str, most: int | None = None) -> list[Any]:
-    if not isinstance(value, list) or (most is not None and len(value) > most):
-        limit = "" if most is None else f" of at most {most}"
-        raise ValueError(f"{where}: must be a list{limit}, got {_shown(value)}")
-    return value
-
-
-def _int(value: object, where: str, low: int = 0, high: int = _INT64 - 1) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{where}: must be an int in [{low}, {high}], got {_shown(value)}")
-    return value
-
-
-def _bool(value: object, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{where}: must be true or false, got {_shown(value)}")
-    return value
-
-
-def _str(value: object, where: str, most: int = _MAX_NAME) -> str:
-    if not isinstance(value, str) or len(value) > most:
-        raise ValueError(f"{where}: must be a string of at most {most} characters, got {_shown(value)}")
-    return value
-
-
-def _one_of(value: object, where: str, allowed: Any) -> Any:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{where}: must be one of {', '.join(allowed)}, got {_shown(value)}")
-    return allowed[value] if isinstance(allowed, dict) else value
-
-
-def _float(value: object, where: str) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
-        return float(value)
-    if isinstance(value, str):
-        if value in ("inf", "-inf", "nan"):
-            return float(value)
-        match = _NAN.fullmatch(value)
-        if match:
-            number = struct.unpack(">d", bytes.fromhex(match[1]))[0]
-            if math.isnan(number):
-                return float(number)
-    raise ValueError(f"{where}: must be a number, inf, -inf or nan, got {_shown(value)}")
-
-
 def _sizes(value: object, where: str) -> tuple[int, ...]:
-    sizes = tuple(_int(size, f"{where}[{d}]") for d, size in enumerate(_list(value, where, _MAX_DIMS)))
-    if math.prod(sizes) >= _INT64:
+    sizes: tuple[int, ...] = tuple(
+        int_of(size, f"{where}[{d}]") for d, size in enumerate(list_of(value, where, _MAX_DIMS))
+    )
+    if math.prod(sizes) >= INT64:
         raise ValueError(f"{where}: must hold fewer than 2^63 elements, got {list(sizes)}")
     return sizes
 
@@ -162,15 +97,15 @@ def _sizes(value: object, where: str) -> tuple[int, ...]:
 def _region(value: object, where: str, shape: tuple[int, ...]) -> Box | None:
     if value is None:
         return None
-    spans = _list(value, where, _MAX_DIMS)
+    spans = list_of(value, where, _MAX_DIMS)
     if len(spans) != len(shape):
         raise ValueError(f"{where}: must have a span for each of {len(shape)} dimensions, got {len(spans)}")
     box = []
     for d, (item, extent) in enumerate(zip(spans, shape, strict=True)):
         here = f"{where}[{d}]"
-        if len(_list(item, here)) != 3:
-            raise ValueError(f"{here}: must be [start, step, size], got {_shown(item)}")
-        start, step, size = (_int(number, f"{here}[{i}]") for i, number in enumerate(item))
+        if len(list_of(item, here)) != 3:
+            raise ValueError(f"{here}: must be [start, step, size], got {shown(item)}")
+        start, step, size = (int_of(number, f"{here}[{i}]") for i, number in enumerate(item))
         if step < 1 or size < 1 or start + (size - 1) * step >= extent:
             raise ValueError(f"{here}: must lie in a dimension of {extent}, got [{start}, {step}, {size}]")
         box.append(rg.span(start, step, size))
@@ -179,11 +114,11 @@ def _region(value: object, where: str, shape: tuple[int, ...]) -> Box | None:
 
 def _steps(value: object, where: str, shape: tuple[int, ...]) -> tuple[Step, ...]:
     steps = []
-    for index, item in enumerate(_list(value, where, _MAX_STEPS)):
+    for index, item in enumerate(list_of(value, where, _MAX_STEPS)):
         here = f"{where}[{index}]"
-        step = _object(item, here, "op", "args", "region")
-        op = _one_of(step["op"], f"{here}.op", [*OVERWRITING, *UNARY])
-        args = tuple(_float(x, f"{here}.args[{i}]") for i, x in enumerate(_list(step["args"], f"{here}.args", 4)))
+        step = object_of(item, here, "op", "args", "region")
+        op = one_of(step["op"], f"{here}.op", [*OVERWRITING, *UNARY])
+        args = tuple(float_of(x, f"{here}.args[{i}]") for i, x in enumerate(list_of(step["args"], f"{here}.args", 4)))
         try:
             made = Step(op, args, _region(step["region"], f"{here}.region", shape))
         except ValueError as error:
@@ -220,30 +155,33 @@ class _Reader:
             raise ValueError(f"format: must be {FORMAT!r}, the JSON of a Plan")
         for key, known in (("format_version", FORMAT_VERSION), ("stream_version", STREAM_VERSION)):
             if type(value.get(key)) is not int or value[key] != known:
-                raise ValueError(f"{key}: must be {known}, which this version knows, got {_shown(value.get(key))}")
-        top = _object(value, "the text", "format", "format_version", "stream_version", "tensors")
-        entries = [self._entry(item, f"tensors[{i}]") for i, item in enumerate(_list(top["tensors"], "tensors"))]
+                raise ValueError(f"{key}: must be {known}, which this version knows, got {shown(value.get(key))}")
+        top = object_of(value, "the text", "format", "format_version", "stream_version", "tensors")
+        entries = [self._entry(item, f"tensors[{i}]") for i, item in enumerate(list_of(top["tensors"], "tensors"))]
         return Plan(entries, top["stream_version"])
 
     def _entry(self, value: object, where: str) -> Entry:
         keys = ("name", "aliases", "kind", "shape", "dtype", "persistent", "kept", "program")
-        item = _object(value, where, *keys)
-        name = _str(item["name"], f"{where}.name")
+        item = object_of(value, where, *keys)
+        name = str_of(item["name"], f"{where}.name")
         aliases = tuple(
-            _str(alias, f"{where}.aliases[{i}]") for i, alias in enumerate(_list(item["aliases"], f"{where}.aliases"))
+            str_of(alias, f"{where}.aliases[{i}]")
+            for i, alias in enumerate(list_of(item["aliases"], f"{where}.aliases"))
         )
         if list(aliases) != sorted(set(aliases)) or name != (aliases or (None,))[0]:
             raise ValueError(
-                f"{where}.aliases: must be distinct, sorted, and begin with the name, got {_shown(aliases)}"
+                f"{where}.aliases: must be distinct, sorted, and begin with the name, got {shown(aliases)}"
             )
-        kind = _one_of(item["kind"], f"{where}.kind", ("parameter", "buffer"))
+        kind = one_of(item["kind"], f"{where}.kind", ("parameter", "buffer"))
         shape = _sizes(item["shape"], f"{where}.shape")
-        dtype = _one_of(item["dtype"], f"{where}.dtype", _DTYPES)
+        dtype = one_of(item["dtype"], f"{where}.dtype", _DTYPES)
         program = self._program(item["program"], f"{where}.program", shape, dtype)
-        kept = _bool(item["kept"], f"{where}.kept")
+        kept = bool_of(item["kept"], f"{where}.kept")
         if kept and not isinstance(program, Unwritten):
             raise ValueError(f"{where}.kept: must be false for a tensor that a program writes")
-        return Entry(name, aliases, kind, shape, dtype, program, _bool(item["persistent"], f"{where}.persistent"), kept)
+        return Entry(
+            name, aliases, kind, shape, dtype, program, bool_of(item["persistent"], f"{where}.persistent"), kept
+        )
 
     def _program(self, value: object, where: str, shape: tuple[int, ...], dtype: torch.dtype) -> Program:
         kinds = {
@@ -252,20 +190,20 @@ class _Reader:
             "unwritten": ("class", "reason"),
         }
         kind = value.get("class") if isinstance(value, dict) else None
-        item = _object(value, where, *_one_of(kind, f"{where}.class", kinds))
+        item = object_of(value, where, *one_of(kind, f"{where}.class", kinds))
         if kind == "unwritten":
-            return Unwritten(_str(item["reason"], f"{where}.reason"))
+            return Unwritten(str_of(item["reason"], f"{where}.reason"))
         if kind == "exact":
             steps = _steps(item["steps"], f"{where}.steps", shape)
             program = _exact(steps, f"{where}.steps", shape, dtype, whole=True)
             drawn_as = item["drawn_as"]
-            return Exact(program.steps, None if drawn_as is None else _str(drawn_as, f"{where}.drawn_as"))
+            return Exact(program.steps, None if drawn_as is None else str_of(drawn_as, f"{where}.drawn_as"))
         return self._played(item, where, shape, dtype)
 
     def _played(self, item: dict[str, Any], where: str, shape: tuple[int, ...], dtype: torch.dtype) -> Played:
         num_bytes = tuple(
-            _int(size, f"{where}.num_bytes[{i}]")
-            for i, size in enumerate(_list(item["num_bytes"], f"{where}.num_bytes"))
+            int_of(size, f"{where}.num_bytes[{i}]")
+            for i, size in enumerate(list_of(item["num_bytes"], f"{where}.num_bytes"))
         )
         limit = self.max_played_bytes + 64 * math.prod(shape) * dtype.itemsize
         if sum(num_bytes) > limit:
@@ -275,9 +213,9 @@ class _Reader:
             )
         constants = {}
         if not isinstance(item["constants"], dict):
-            raise ValueError(f"{where}.constants: must be an object, got {_shown(item['constants'])}")
+            raise ValueError(f"{where}.constants: must be an object, got {shown(item['constants'])}")
         for key, data in item["constants"].items():
-            here = f"{where}.constants[{_shown(key)}]"
+            here = f"{where}.constants[{shown(key)}]"
             if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= len(num_bytes) or str(int(key)) != key:
                 raise ValueError(f"{here}: must be the number of one of the {len(num_bytes)} storages")
             constants[int(key)] = _constant(data, here, num_bytes[int(key)])
@@ -285,16 +223,16 @@ class _Reader:
         if (out.sizes, out.dtype) != (shape, dtype):
             raise ValueError(f"{where}.out: must have the tensor's shape and dtype, {list(shape)} and {dtype}")
         ops = tuple(
-            _item(op, f"{where}.ops[{i}]", num_bytes) for i, op in enumerate(_list(item["ops"], f"{where}.ops"))
+            _item(op, f"{where}.ops[{i}]", num_bytes) for i, op in enumerate(list_of(item["ops"], f"{where}.ops"))
         )
-        check = _bool(item["check_unwritten"], f"{where}.check_unwritten")
+        check = bool_of(item["check_unwritten"], f"{where}.check_unwritten")
         played = Played(ops, out, num_bytes, constants, check)
         check_on_meta(played, lambda index: f"{where}.ops[{index}]")
         return played
 
 
 def _constant(data: object, where: str, num_bytes: int) -> torch.Tensor:
-    text = _str(data, where, 4 * (num_bytes // 3 + 1))
+    text = str_of(data, where, 4 * (num_bytes // 3 + 1))
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -305,19 +243,19 @@ def _constant(data: object, where: str, num_bytes: int) -> torch.Tensor:
 
 
 def _ref(value: object, where: str, num_bytes: tuple[int, ...]) -> Ref:
-    parts = _list(value, where, 5)
+    parts = list_of(value, where, 5)
     if len(parts) != 5:
-        raise ValueError(f"{where}: must be [storage, offset, sizes, strides, dtype], got {_shown(value)}")
+        raise ValueError(f"{where}: must be [storage, offset, sizes, strides, dtype], got {shown(value)}")
     sizes = _sizes(parts[2], f"{where}[2]")
-    strides = tuple(_int(s, f"{where}[3][{d}]") for d, s in enumerate(_list(parts[3], f"{where}[3]", _MAX_DIMS)))
+    strides = tuple(int_of(s, f"{where}[3][{d}]") for d, s in enumerate(list_of(parts[3], f"{where}[3]", _MAX_DIMS)))
     if len(strides) != len(sizes):
         raise ValueError(f"{where}[3]: must be as many strides as sizes, got {len(strides)} for {len(sizes)}")
     ref = Ref(
-        _int(parts[0], f"{where}[0]"),
-        _int(parts[1], f"{where}[1]"),
+        int_of(parts[0], f"{where}[0]"),
+        int_of(parts[1], f"{where}[1]"),
         sizes,
         strides,
-        _one_of(parts[4], f"{where}[4]", _DTYPES),
+        one_of(parts[4], f"{where}[4]", _DTYPES),
     )
     try:
         check_in_bounds(ref, num_bytes)
@@ -328,41 +266,43 @@ def _ref(value: object, where: str, num_bytes: tuple[int, ...]) -> Ref:
 
 def _item(value: object, where: str, num_bytes: tuple[int, ...]) -> PlayedItem:
     if isinstance(value, dict) and "exact" in value:
-        item = _object(value, where, "exact", "draw", "view", "steps")
+        item = object_of(value, where, "exact", "draw", "view", "steps")
         view = _ref(item["view"], f"{where}.view", num_bytes)
         steps = _steps(item["steps"], f"{where}.steps", view.sizes)
         program = _exact(steps, f"{where}.steps", view.sizes, view.dtype, whole=False)
-        return PlayedExact(_str(item["exact"], f"{where}.exact"), view, program, _int(item["draw"], f"{where}.draw"))
+        return PlayedExact(
+            str_of(item["exact"], f"{where}.exact"), view, program, int_of(item["draw"], f"{where}.draw")
+        )
     if isinstance(value, dict) and "composite" in value:
         return _composite(value, where, num_bytes)
-    item = _object(value, where, "op", "args", "kwargs", "fresh", "default_dtype")
-    op = _str(item["op"], f"{where}.op")
+    item = object_of(value, where, "op", "args", "kwargs", "fresh", "default_dtype")
+    op = str_of(item["op"], f"{where}.op")
     try:
         operator(op)
     except ValueError as error:
         raise ValueError(f"{where}.op: {error}") from None
     args = tuple(
-        _argument(x, f"{where}.args[{i}]", num_bytes, 0) for i, x in enumerate(_list(item["args"], f"{where}.args"))
+        _argument(x, f"{where}.args[{i}]", num_bytes, 0) for i, x in enumerate(list_of(item["args"], f"{where}.args"))
     )
     if not isinstance(item["kwargs"], dict):
-        raise ValueError(f"{where}.kwargs: must be an object, got {_shown(item['kwargs'])}")
+        raise ValueError(f"{where}.kwargs: must be an object, got {shown(item['kwargs'])}")
     kwargs = tuple(
-        (key, _argument(x, f"{where}.kwargs[{_shown(key)}]", num_bytes, 0)) for key, x in item["kwargs"].items()
+        (key, _argument(x, f"{where}.kwargs[{shown(key)}]", num_bytes, 0)) for key, x in item["kwargs"].items()
     )
     fresh = []
-    for i, pair in enumerate(_list(item["fresh"], f"{where}.fresh")):
+    for i, pair in enumerate(list_of(item["fresh"], f"{where}.fresh")):
         here = f"{where}.fresh[{i}]"
-        if len(_list(pair, here)) != 2:
-            raise ValueError(f"{here}: must be [which result, view], got {_shown(pair)}")
-        fresh.append((_int(pair[0], f"{here}[0]", 0, 1 << 16), _ref(pair[1], f"{here}[1]", num_bytes)))
-    default = _DTYPES[_one_of(item["default_dtype"], f"{where}.default_dtype", _DEFAULT_DTYPES)]
+        if len(list_of(pair, here)) != 2:
+            raise ValueError(f"{here}: must be [which result, view], got {shown(pair)}")
+        fresh.append((int_of(pair[0], f"{here}[0]", 0, 1 << 16), _ref(pair[1], f"{here}[1]", num_bytes)))
+    default = _DTYPES[one_of(item["default_dtype"], f"{where}.default_dtype", _DEFAULT_DTYPES)]
     return PlayedOp(op, args, kwargs, tuple(fresh), default)
 
 
 def _composite(value: dict[str, Any], where: str, num_bytes: tuple[int, ...]) -> PlayedDraw:
-    item = _object(value, where, "composite", "args", "name", "draw", "owner", "view", "region")
-    op = _one_of(item["composite"], f"{where}.composite", list(COMPOSITE))
-    args = tuple(_float(x, f"{where}.args[{i}]") for i, x in enumerate(_list(item["args"], f"{where}.args", 8)))
+    item = object_of(value, where, "composite", "args", "name", "draw", "owner", "view", "region")
+    op = one_of(item["composite"], f"{where}.composite", list(COMPOSITE))
+    args = tuple(float_of(x, f"{where}.args[{i}]") for i, x in enumerate(list_of(item["args"], f"{where}.args", 8)))
     owner = _ref(item["owner"], f"{where}.owner", num_bytes)
     view = _ref(item["view"], f"{where}.view", num_bytes)
     region = _region(item["region"], f"{where}.region", owner.sizes)
@@ -380,7 +320,7 @@ def _composite(value: dict[str, Any], where: str, num_bytes: tuple[int, ...]) ->
     ):
         raise ValueError(f"{where}.view: must be the box region of its owner, of a dtype of the stream")
     return PlayedDraw(
-        op, args, _str(item["name"], f"{where}.name"), owner, view, region, _int(item["draw"], f"{where}.draw")
+        op, args, str_of(item["name"], f"{where}.name"), owner, view, region, int_of(item["draw"], f"{where}.draw")
     )
 
 
@@ -388,9 +328,9 @@ def _argument(value: object, where: str, num_bytes: tuple[int, ...], depth: int)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return _int(value, where, -_INT64, 2 * _INT64 - 1)
+        return int_of(value, where, -INT64, 2 * INT64 - 1)
     if isinstance(value, str):
-        return _str(value, where, 64)
+        return str_of(value, where, 64)
     if isinstance(value, list):
         if depth == _MAX_DEPTH:
             raise ValueError(f"{where}: must be nested at most {_MAX_DEPTH} deep")
@@ -399,11 +339,11 @@ def _argument(value: object, where: str, num_bytes: tuple[int, ...], depth: int)
         ((kind, inner),) = value.items()
         here = f"{where}.{kind}"
         if kind in TORCH_TYPES:
-            return _one_of(inner, here, _NAMES[kind])
+            return one_of(inner, here, _NAMES[kind])
         if kind == "ref":
             return _ref(inner, here, num_bytes)
         if kind == "float":
-            return _float(inner, here)
-        if kind == "complex" and len(_list(inner, here)) == 2:
-            return complex(_float(inner[0], f"{here}[0]"), _float(inner[1], f"{here}[1]"))
-    raise ValueError(f"{where}: must be a JSON value or an object that names a type of torch, got {_shown(value)}")
+            return float_of(inner, here)
+        if kind == "complex" and len(list_of(inner, here)) == 2:
+            return complex(float_of(inner[0], f"{here}[0]"), float_of(inner[1], f"{here}[1]"))
+    raise ValueError(f"{where}: must be a JSON value or an object that names a type of torch, got {shown(value)}")
