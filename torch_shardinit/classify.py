@@ -1,9 +1,10 @@
 """From a tape and the names of a model's tensors to their programs.
 
 Each tensor is looked at by itself first: exact steps, else a slice of the tape. Then the draws are settled between
-them. A random node that ends up in several tensors, or in one but through other operations than moves, or whose numbers were
-overwritten where they were drawn and live on elsewhere, is a temporary: it draws by its own indices, under the least
-name that it reaches. Tensors that are copies of one (deepcopy) stay exact and draw under the least of their names.
+them. A random node that ends up in several tensors, or in one but through other operations than moves, or whose numbers
+were overwritten where they were drawn and live on elsewhere, is a temporary: it draws by its own indices, under the
+least name that it reaches. Tensors that are copies of one (deepcopy) stay exact and draw under the least of their
+names.
 """
 
 from __future__ import annotations
@@ -279,8 +280,8 @@ class Classifier:
                 if node.index in reached:
                     self.problems.append(
                         f"{min(reached[node.index])}: the random numbers of {node.info.label} at {node.line} also "
-                        "reach another tensor outside of this model, so that their name is unknown here: record the whole, "
-                        "and apply that Plan to its parts"
+                        "reach another tensor outside of this model, so that their name is unknown here: record the "
+                        "whole, and apply that Plan to its parts"
                     )
 
     def _check_ties(self, keys: set[str]) -> None:

@@ -18,8 +18,8 @@ def add_explain(commands: Any, default_model: str) -> None:
         "explain",
         help="print what initialises each tensor of a model",
         description="Builds the model inside torch_shardinit.recording() (nothing is allocated) and prints its Plan: "
-        "name, global shape, dtype, class and program of each tensor. Exit status 1: something cannot be recorded, nothing "
-        "writes some tensor, or, with --against, the Plans differ.",
+        "name, global shape, dtype, class and program of each tensor. Exit status 1: something cannot be recorded, "
+        "nothing writes some tensor, or, with --against, the Plans differ.",
     )
     parser.add_argument(
         "--model",

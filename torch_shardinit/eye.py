@@ -62,8 +62,8 @@ def _relative(inner: rg.Span, outer: rg.Span) -> rg.Span:
 def without_eye(
     view: torch.Tensor, box: Box, chain: Sequence[Step]
 ) -> list[tuple[torch.Tensor, tuple[Step, ...], bool]]:
-    """A chain that may begin with an eye, on a view that holds `box`, as (view, chain, whether it is a diagonal) with no
-    eye, to be run in this order. Elements of a diagonal are all the same and have no indices."""
+    """A chain that may begin with an eye, on a view that holds `box`, as (view, chain, whether it is a diagonal) with
+    no eye, to be run in this order. Elements of a diagonal are all the same and have no indices."""
     first, *rest = chain
     if first.op != "eye":
         return [(view, tuple(chain), False)]

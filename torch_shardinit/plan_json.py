@@ -82,8 +82,8 @@ def _program(program: Program, max_constant_bytes: int) -> dict[str, Any]:
         if data.numel() > max_constant_bytes:
             raise ValueError(
                 f"a constant that was captured from outside of recording() must hold at most {max_constant_bytes} "
-                f"bytes to be written, got {data.numel()}: it cannot be computed again. Compute it inside recording() with "
-                "torch operations, which are written instead, or raise max_constant_bytes"
+                f"bytes to be written, got {data.numel()}: it cannot be computed again. Compute it inside recording() "
+                "with torch operations, which are written instead, or raise max_constant_bytes"
             )
         constants[str(storage)] = base64.b64encode(data.numpy().tobytes()).decode("ascii")
     return {
