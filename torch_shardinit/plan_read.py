@@ -54,8 +54,8 @@ MAX_TEXT_BYTES = 1 << 26
 # What the storages of one played tensor may hold, beside 64 times the tensor.
 MAX_PLAYED_BYTES = 1 << 30
 _MAX_DIMS = 64
-_MAX_STEPS = 4096
-_MAX_BOXES = 1 << 16
+_MAX_STEPS = 2048
+_MAX_BOXES = 1 << 14
 _MAX_DEPTH = 8
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _DEFAULT_DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -86,9 +86,8 @@ def plan_of(text: str | bytes, max_bytes: int = MAX_TEXT_BYTES, max_played_bytes
 
 
 def _sizes(value: object, where: str) -> tuple[int, ...]:
-    sizes: tuple[int, ...] = tuple(
-        int_of(size, f"{where}[{d}]") for d, size in enumerate(list_of(value, where, _MAX_DIMS))
-    )
+    items = list_of(value, where, _MAX_DIMS)
+    sizes = tuple(int_of(size, f"{where}[{d}]") for d, size in enumerate(items))
     if math.prod(sizes) >= INT64:
         raise ValueError(f"{where}: must hold fewer than 2^63 elements, got {list(sizes)}")
     return sizes
@@ -130,7 +129,7 @@ def _steps(value: object, where: str, shape: tuple[int, ...]) -> tuple[Step, ...
 
 
 def _exact(steps: tuple[Step, ...], where: str, shape: tuple[int, ...], dtype: torch.dtype, whole: bool) -> Exact:
-    if dtype_name(dtype) not in DTYPE_CODES and math.prod(shape):
+    if dtype_name(dtype) not in DTYPE_CODES and 0 not in shape:
         raise ValueError(f"{where}: exact steps must be for one of {', '.join(DTYPE_CODES)}, got {dtype}")
     program = Exact(steps)
     try:
