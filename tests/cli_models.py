@@ -56,6 +56,10 @@ def incomplete() -> nn.Module:
     return model
 
 
+def branches_on_random_numbers() -> nn.Module:
+    return small() if torch.rand(1) < 2 else nn.Module()
+
+
 def no_module() -> Any:
     return 5
 
