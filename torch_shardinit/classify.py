@@ -190,12 +190,7 @@ class Classifier:
                     twice |= name == other_name
                     overlapping |= {name, other_name}
         if "" in overlapping:
-            term = moved[0][1]
-            self.problems.append(
-                f"{max(overlapping)}: the random numbers of {term.node.info.label} at {term.node.line} also reach "
-                "another tensor outside of this model (a copied layer?), so that their name is unknown here: record "
-                "the whole, and apply that Plan to its parts; or let go of the other one before recording() ends"
-            )
+            self._refuse_outside(max(overlapping), moved[0][1].node)
             return False
         names = {name for name, _ in moved if name} | drawn
         if len(names) == 1 or not (overlapping or drawn - {name for name, _ in moved}):
@@ -242,8 +237,7 @@ class Classifier:
         for name, one in self.found.items():
             for node in one.temporaries.values():
                 reached.setdefault(node.index, set()).add(name)
-        if reached:
-            self._check_temporaries_outside(reached)
+        self._check_outside(reached)
         draws: dict[int, tuple[str, int]] = {}
         count: dict[str, int] = {}
         for index in sorted(reached):
@@ -262,27 +256,38 @@ class Classifier:
                 one.program = replace(one.program, ops=tuple(ops))
         return set(count) | {one.copy_of for one in self.found.values() if one.copy_of is not None}
 
-    def _check_temporaries_outside(self, reached: dict[int, set[str]]) -> None:
-        outside = self.tape.owners - self.refs.keys()
+    def _check_outside(self, reached: dict[int, set[str]]) -> None:
+        """Numbers of temporaries must not reach a tensor that the recording knows and the model does not have."""
+        outside = [ref for ref in self.tape.owners - self.refs.keys() if ref.numel()]
+        mine = {index: min(names) for index, names in reached.items()}
+        owned = {ref.storage for ref in self.tape.owners}
+        for name, one in self.found.items():
+            for term in one.terms:
+                if term.random and all(ref.storage not in owned for ref in term.node.results()):
+                    mine.setdefault(term.node.index, name)
+        if not outside or not mine:
+            return
+        theirs = {term.node.index: term.node for _, term in self._moved_outside() if term.node.index in reached}
         owners = {storage: list(shared) for storage, shared in self.owners.items()}
         for number, ref in enumerate(outside):
             owners.setdefault(ref.storage, []).append((f"\0{number}", ref))
         slicer = Slicer(self.tape, owners, self.deriver)
         slicer.forced = self.slicer.forced
         for ref in outside:
-            if not ref.numel():
-                continue
             try:
-                nodes = list(slicer.slice([ref], _END).temporaries.values())
+                nodes = slicer.slice([ref], _END).temporaries.values()
             except (Refused, ReadsUnwritten, UnwrittenAtEnd):
                 continue  # the whole cannot be recorded either, so there is nothing to agree with
-            for node in nodes:
-                if node.index in reached:
-                    self.problems.append(
-                        f"{min(reached[node.index])}: the random numbers of {node.info.label} at {node.line} also "
-                        "reach another tensor outside of this model, so that their name is unknown here: record the "
-                        "whole, and apply that Plan to its parts"
-                    )
+            theirs.update((node.index, node) for node in nodes)
+        for index in mine.keys() & theirs.keys():
+            self._refuse_outside(mine[index], theirs[index])
+
+    def _refuse_outside(self, name: str, node: Node) -> None:
+        self.problems.append(
+            f"{name}: the random numbers of {node.info.label} at {node.line} also reach another tensor outside of this "
+            "model (a copied layer?), so that their name is unknown here: record the whole, and apply that Plan to its "
+            "parts; or let go of the other tensor before recording() ends"
+        )
 
     def _check_ties(self, keys: set[str]) -> None:
         """A tied tensor draws by the least of its names: where a part of a model holds it, that must not be outside."""
