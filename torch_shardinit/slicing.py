@@ -198,7 +198,7 @@ class Slicer:
         """A random node, or an init function that is none."""
         (view,) = node.results() if len(node.writes) + len(node.fresh) == 1 else (None,)
         if node.info.name == "dirac_" and view is not None:
-            return _Cut(node.index, "", view, [Term(step, node) for step in dirac_steps(node, view)])
+            return _Cut(node.index + 1, "", view, [Term(step, node) for step in dirac_steps(node, view)])
         draw = draw_of(node) or composite_of(node)
         if draw is None or view is None:
             raise Refused(node, "not supported yet")
