@@ -1,17 +1,20 @@
-"""Random operations whose elements depend on each other: torch.nn.init's orthogonal_ and sparse_, on a whole tensor or
-a view of it, from the stream's numbers for the elements' indices. docs/stream.md, section 9, is their definition."""
+"""Random operations that the kernels lack, on a whole tensor or a view of it, from the stream's numbers for the
+elements' indices. docs/stream.md, section 9, is their definition."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from . import _native, native
 from . import region as rg
 from .draws import check_draw
 from .program import PlayedDraw, Ref
+
+_MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
 
 
 def draw_composite_(
@@ -23,14 +26,46 @@ def draw_composite_(
     if op.op == "orthogonal_":
         normals = _numbers(op, torch.float64, ("normal", (1.0, 0.0)), num_bytes, seed, tensor_id)
         view.copy_(orthogonal(normals, op.args[0], num_threads, narrow=view.dtype != torch.float64))
+    elif op.op == "bernoulli":
+        words = _numbers(op, torch.int32, ("random_bits", ()), num_bytes, seed, tensor_id).to(torch.int64) & _MASK32
+        view.copy_(words < math.ceil(op.args[0] * 2**32))
+    elif op.op == "random":
+        words = _numbers(op, torch.int64, ("random_bits", ()), num_bytes, seed, tensor_id)
+        view.copy_(_rounded(random_integers(words, int(op.args[0]), int(op.args[1])), view.dtype))
+    elif op.op == "permutation":
+        words = _numbers(op, torch.int64, ("random_bits", ()), num_bytes, seed, tensor_id)
+        view.copy_(_rounded(_as_unsigned(words).argsort(stable=True), view.dtype))
     else:
         sparsity, std = op.args
         view.copy_(_numbers(op, view.dtype, ("normal", (std, 0.0)), num_bytes, seed, tensor_id))
         words = _numbers(op, torch.int64, ("random_bits", ()), num_bytes, seed, tensor_id)
         num_zeros = math.ceil(sparsity * view.shape[0])
         # As unsigned; equal words, which a stable sort leaves in order, fall to the lesser row.
-        order = (words ^ torch.iinfo(torch.int64).min).argsort(dim=0, stable=True)
+        order = _as_unsigned(words).argsort(dim=0, stable=True)
         view.scatter_(0, order[:num_zeros], 0.0)
+
+
+def _as_unsigned(words: torch.Tensor) -> torch.Tensor:
+    """int64 whose order is that of the words as unsigned integers."""
+    return words ^ torch.iinfo(torch.int64).min
+
+
+def _rounded(integers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Narrow floating-point types round from fp32."""
+    return integers.float() if dtype.is_floating_point and dtype != torch.float64 else integers
+
+
+def random_integers(words: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """low + (word * (high - low)) / 2^64, rounded down: int64, from 64-bit words."""
+    bits = words.numpy().view(np.uint64)
+    span = high - low
+    above, below = np.uint64(span >> 32), np.uint64(span & _MASK32)
+    mask, shift = np.uint64(_MASK32), np.uint64(32)
+    a, b = bits >> shift, bits & mask
+    # The high half of the 128-bit product, from four products of 32 bits.
+    middle = (b * below >> shift) + (a * below & mask) + (b * above & mask)
+    product = a * above + (a * below >> shift) + (b * above >> shift) + (middle >> shift)
+    return torch.from_numpy((product + np.uint64(low & _MASK64)).view(np.int64))
 
 
 def _numbers(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from . import region as rg
 from .program import COMPOSITE, Ref, Step
@@ -75,5 +78,40 @@ def dirac_steps(node: Node, ref: Ref) -> list[Step]:
 
 def composite_of(node: Node) -> tuple[str, tuple[float, ...]] | None:
     """(operation, its arguments) of a random node that composite.py runs."""
-    names = COMPOSITE.get(node.info.name)
-    return (node.info.name, tuple(float(node.kwargs[name]) for name in names)) if names else None
+    if node.info.name in ("orthogonal_", "sparse_"):
+        return node.info.name, tuple(float(node.kwargs[name]) for name in COMPOSITE[node.info.name])
+    label = node.info.label.removesuffix(".generator").removesuffix("_generator")
+    dtype = next(node.results()).dtype
+    if label == "aten::bernoulli_.float" and not dtype.is_complex:
+        p = arg_of(node, 1, "p", default=0.5)
+        return ("bernoulli", (float(p),)) if 0 <= p <= 1 else None
+    if label == "aten::randperm":
+        return "permutation", ()
+    bounds = _bounds(node, label, dtype)
+    if bounds is None or dtype.is_complex:
+        return None
+    low, high = (int(bound) for bound in bounds)
+    # As floats they must be the same numbers, and their distance fit in 64 bits.
+    exact = float(low) == low and float(high) == high
+    return ("random", (float(low), float(high))) if exact and 0 < high - low < 1 << 64 else None
+
+
+def _bounds(node: Node, label: str, dtype: torch.dtype) -> tuple[Any, Any] | None:
+    """[low, high) of torch's random integers; those of random_() are the integers that the dtype holds one by one."""
+    if label == "aten::random_":
+        if dtype.is_floating_point:
+            return 0, 2 ** round(1 - math.log2(torch.finfo(dtype).eps)) + 1
+        return 0, 2 if dtype == torch.bool else torch.iinfo(dtype).max + 1
+    positions = {
+        "aten::random_.to": (None, 1),
+        "aten::random_.from": (1, 2),
+        "aten::randint": (None, 0),
+        "aten::randint.low": (0, 1),
+        "aten::randint_like": (None, 1),
+        "aten::randint_like.low_dtype": (1, 2),
+    }.get(label)
+    if positions is None:
+        return None
+    low = 0 if positions[0] is None else arg_of(node, positions[0], "low", "from")
+    high = arg_of(node, positions[1], "high", "to")
+    return (low, high) if isinstance(low, int) and isinstance(high, int) else None

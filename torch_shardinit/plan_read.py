@@ -33,6 +33,7 @@ from .plan import Entry, Plan
 from .plan_json import FORMAT, FORMAT_VERSION, TORCH_TYPES
 from .plan_operators import check_in_bounds, check_on_meta, operator
 from .program import (
+    ANY_DTYPE,
     COMPOSITE,
     OVERWRITING,
     UNARY,
@@ -307,17 +308,17 @@ def _composite(value: dict[str, Any], where: str, num_bytes: tuple[int, ...]) ->
     region = _region(item["region"], f"{where}.region", owner.sizes)
     if len(args) != len(COMPOSITE[op]) or not all(map(math.isfinite, args)):
         raise ValueError(f"{where}.args: must be finite {', '.join(COMPOSITE[op])}, got {list(args)}")
-    if op == "sparse_" and not 0 <= args[0] <= 1:
+    if op in ("sparse_", "bernoulli") and not 0 <= args[0] <= 1:
         raise ValueError(f"{where}.args[0]: must be in [0, 1], got {args[0]}")
-    if len(view.sizes) < 2 or (op == "sparse_" and len(view.sizes) > 2):
-        raise ValueError(f"{where}.view: must be a matrix, got shape {list(view.sizes)}")
+    if op == "random" and not (args[0] == int(args[0]) and args[1] == int(args[1]) and 0 < args[1] - args[0] < 2**64):
+        raise ValueError(f"{where}.args: must be integers low < high, less than 2^64 apart, got {list(args)}")
+    least, most = {"orthogonal_": (2, _MAX_DIMS), "sparse_": (2, 2), "permutation": (1, 1)}.get(op, (0, _MAX_DIMS))
+    if not least <= len(view.sizes) <= most:
+        raise ValueError(f"{where}.view: must have {least} to {most} dimensions, got shape {list(view.sizes)}")
+    fits = not view.dtype.is_complex if op in ANY_DTYPE else dtype_name(view.dtype) in DTYPE_CODES
     place = locate(owner, view) if owner.storage == view.storage and owner.dtype == view.dtype else object()
-    if (
-        place != region
-        or dtype_name(view.dtype) not in DTYPE_CODES
-        or (region is None and owner.numel() != view.numel())
-    ):
-        raise ValueError(f"{where}.view: must be the box region of its owner, of a dtype of the stream")
+    if place != region or not fits or (region is None and owner.numel() != view.numel()):
+        raise ValueError(f"{where}.view: must be the box region of its owner, of a dtype that the operation takes")
     return PlayedDraw(
         op, args, str_of(item["name"], f"{where}.name"), owner, view, region, int_of(item["draw"], f"{where}.draw")
     )

@@ -309,7 +309,17 @@ class PlayedDraw:
 
 
 # The operations of a PlayedDraw, with the names of their arguments.
-COMPOSITE = {"orthogonal_": ("gain",), "sparse_": ("sparsity", "std")}
+COMPOSITE = {
+    "orthogonal_": ("gain",),
+    "sparse_": ("sparsity", "std"),
+    "bernoulli": ("p",),
+    "random": ("low", "high"),
+    "permutation": (),
+}
+# Those whose elements depend on each other.
+MIXING = frozenset({"orthogonal_", "sparse_", "permutation"})
+# Those that any real dtype takes, not only those of the stream.
+ANY_DTYPE = frozenset({"bernoulli", "random", "permutation"})
 PlayedItem = PlayedOp | PlayedExact | PlayedDraw
 
 

@@ -21,7 +21,19 @@ from .derive import Deriver, Elsewhere, NotExact, ReadsUnwritten, Tangled, Term,
 from .draws import DTYPE_CODES
 from .errors import RecordError
 from .nodes import composite_of, dirac_steps, draw_of
-from .program import COMPOSITE, Exact, Played, PlayedDraw, PlayedExact, PlayedItem, PlayedOp, Ref, Step
+from .program import (
+    ANY_DTYPE,
+    COMPOSITE,
+    MIXING,
+    Exact,
+    Played,
+    PlayedDraw,
+    PlayedExact,
+    PlayedItem,
+    PlayedOp,
+    Ref,
+    Step,
+)
 from .region import Box
 from .tape import Node, Tape
 
@@ -204,7 +216,7 @@ class Slicer:
             raise Refused(node, "not supported yet")
         if not self.has_names:
             raise Refused(node, "random numbers")
-        if native.dtype_name(view.dtype) not in DTYPE_CODES:
+        if native.dtype_name(view.dtype) not in DTYPE_CODES and draw[0] not in ANY_DTYPE:
             raise Refused(node, f"random numbers of dtype {view.dtype} are not supported yet")
         owner = self._owner(view.storage)
         if owner is None and view.storage in self.deriver.owned and view.storage not in self.owners:
@@ -244,7 +256,7 @@ def _drawn_again(items: Sequence[_Item], draws: Sequence[DrawUse]) -> list[Node]
                     and later.region is not None
                     and rg.intersect(earlier.region, later.region) is None
                 )
-                mixed = earlier.node.info.name in COMPOSITE and _is_left(earlier.region, later.region)
+                mixed = earlier.node.info.name in MIXING and _is_left(earlier.region, later.region)
                 if not apart and (mixed or _escapes(items, earlier.node, later.node)):
                     found[earlier.node.index] = earlier.node
     return [*found.values()]
