@@ -151,7 +151,7 @@ struct Loops {
 SHARDINIT_LOOPS(baseline, Vector2, )
 #if defined(__x86_64__)
 SHARDINIT_LOOPS(avx2, Vector4, __attribute__((target("avx2"))))
-SHARDINIT_LOOPS(avx512, Vector8, __attribute__((target("avx512f,prefer-vector-width=512"))))
+SHARDINIT_LOOPS(avx512, Vector8, __attribute__((target("avx512f"))))
 #endif
 
 const Loops& active_loops() {

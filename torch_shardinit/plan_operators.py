@@ -68,7 +68,14 @@ def operator(label: str) -> Any:
         name
     )
     types = [str(arg.type) for arg in (*op._schema.arguments, *op._schema.returns)]
-    if not plain or info.is_view or info.is_composite or not info.deterministic or not all(map(_is_ordinary, types)):
+    if (
+        not plain
+        or info.is_view
+        or info.is_empty
+        or info.is_composite
+        or not info.deterministic
+        or not all(map(_is_ordinary, types))
+    ):
         raise ValueError(
             "must be an operator that a recording can hold (no view, no random numbers, no operator internal to "
             f"torch), got {label!r}"

@@ -58,6 +58,7 @@ _MAX_DIMS = 64
 _MAX_STEPS = 2048
 _MAX_BOXES = 1 << 14
 _MAX_DEPTH = 8
+_MAX_PLAYED = 1 << 16  # operations, and storages
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _DEFAULT_DTYPES = ("float32", "float64", "float16", "bfloat16")
 _NAMES = {
@@ -203,7 +204,7 @@ class _Reader:
     def _played(self, item: dict[str, Any], where: str, shape: tuple[int, ...], dtype: torch.dtype) -> Played:
         num_bytes = tuple(
             int_of(size, f"{where}.num_bytes[{i}]")
-            for i, size in enumerate(list_of(item["num_bytes"], f"{where}.num_bytes"))
+            for i, size in enumerate(list_of(item["num_bytes"], f"{where}.num_bytes", _MAX_PLAYED))
         )
         limit = self.max_played_bytes + 64 * math.prod(shape) * dtype.itemsize
         if sum(num_bytes) > limit:
@@ -223,7 +224,8 @@ class _Reader:
         if (out.sizes, out.dtype) != (shape, dtype):
             raise ValueError(f"{where}.out: must have the tensor's shape and dtype, {list(shape)} and {dtype}")
         ops = tuple(
-            _item(op, f"{where}.ops[{i}]", num_bytes) for i, op in enumerate(list_of(item["ops"], f"{where}.ops"))
+            _item(op, f"{where}.ops[{i}]", num_bytes)
+            for i, op in enumerate(list_of(item["ops"], f"{where}.ops", _MAX_PLAYED))
         )
         check = bool_of(item["check_unwritten"], f"{where}.check_unwritten")
         played = Played(ops, out, num_bytes, constants, check)

@@ -228,9 +228,9 @@ class Slicer:
         if owner is None or node.index in self.forced:
             return _Drawn(node, *draw, None, view, view, None)
         region = locate(owner[1], view)
-        # None is also a view that holds more than the owner: the stream has no numbers for the rest.
+        # A view that is no box of the owner, or holds more than it (None too), draws by its own indices.
         if region is Elsewhere or region is Tangled or (region is None and view.numel() != owner[1].numel()):
-            raise Refused(node, f"random numbers on a view that is no box of {owner[0]} are not supported yet")
+            return _Drawn(node, *draw, None, view, view, None)
         return _Drawn(node, *draw, owner[0], owner[1], view, region)  # type: ignore[arg-type]
 
 
