@@ -96,11 +96,12 @@ def _numbers(
 
 def orthogonal(normals: torch.Tensor, gain: float, num_threads: int, *, narrow: bool) -> torch.Tensor:
     """What orthogonal_ makes of an fp64 tensor of standard normal numbers: as a matrix (first dimension, all others) it
-    gets (semi-)orthogonal rows or columns, times gain. narrow: rounded to fp32, from which narrower types round."""
+    gets (semi-)orthogonal rows or columns, times gain. narrow: rounded to fp32, from which narrower types round. It may
+    overwrite `normals`."""
     num_rows = normals.shape[0]
     matrix = normals.reshape(num_rows, -1)
     wide = matrix.shape[1] > num_rows
-    tall = (matrix.t() if wide else matrix).clone(memory_format=torch.contiguous_format)
+    tall = (matrix.t() if wide else matrix).contiguous()
     _native.orthonormalise(tall.data_ptr(), tall.shape[0], tall.shape[1], num_threads)
     tall.mul_(gain)
     if narrow:
