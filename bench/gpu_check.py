@@ -4,7 +4,8 @@
 
 Builds the extension, runs the GPU tests (SHARDINIT_REQUIRE_CUDA=1), tries the square root for every input, runs
 compute-sanitizer where it is installed, and measures fills beside torch's own and beside a plain fill_ (the write
-bound). OUT gets gpu_check.md (the tables), gpu_check.json and gpu_check.log (what the steps printed). Exit status 1: a step failed.
+bound). OUT gets gpu_check.md (the tables), gpu_check.json and gpu_check.log (what the steps printed). Exit status 1: a
+step failed.
 
     python bench/gpu_check.py OUT --device cpu --steps bench --log2 10,12     # tries the script itself without a GPU
 """

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "bindings_qr.h"
 #include "dispatch.h"
 #include "fill.h"
 #include "fill_cuda.h"
@@ -143,6 +144,7 @@ PYBIND11_MODULE(_native, m) {
 #else
   m.attr("CUDA") = py::none();
 #endif
+  bind_qr(m);
   m.def("launches", &launches, py::arg("pieces"), py::arg("num_multiprocessors"));
   m.def("has_value_below", [](int dtype, double b) { return has_value_below(static_cast<Dtype>(dtype), b); });
   m.def("round_to_fp32", &round_to_fp32);

@@ -377,7 +377,8 @@ void fill_cuda(const Piece* pieces, size_t num_pieces, int device, void* stream)
     if (status == cudaSuccess) return;
     check(status, std::string("launching ") + name_of(launch.kernel) + on_device(device) + " for " +
                       std::to_string(launch.num_elements) + " elements in " + std::to_string(launch.num_pieces) +
-                      " pieces, " + std::to_string(launch.grid) + " x " + std::to_string(kThreads) + " threads (or running what was queued before)");
+                      " pieces, " + std::to_string(launch.grid) + " x " + std::to_string(kThreads) +
+                      " threads (or running what was queued before)");
   });
 }
 

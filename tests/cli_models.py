@@ -56,6 +56,10 @@ def incomplete() -> nn.Module:
     return model
 
 
+def branches_on_random_numbers() -> nn.Module:
+    return small() if torch.rand(1) < 2 else nn.Module()
+
+
 def no_module() -> Any:
     return 5
 
@@ -74,7 +78,7 @@ if _sabotage:
     def _at_zero(offset: Any, view: torch.Tensor, shape: tuple[int, ...]) -> Place:
         return Place(0, _place_of(offset, view, shape).steps)
 
-    def _writes_zeros(pieces: Any) -> None:
+    def _writes_zeros(pieces: Any, *_: Any) -> None:
         """Instead of apply.fill; for contiguous pieces of fp32."""
         for address, _, shape, *_ in pieces:
             ctypes.memset(address, 0, 4 * math.prod(shape))

@@ -242,6 +242,9 @@ def interpret_(tensor: torch.Tensor, program: Exact, *_: object) -> None:
             view.copy_(pattern(tuple(view.shape), step.op, step.args))
         elif step.op == "clamp":
             view.clamp_(*step.args)
+        elif step.op == "eye":
+            grid = torch.meshgrid(*(torch.arange(size) for size in view.shape), indexing="ij")
+            view.copy_(grid[int(step.args[0])] == grid[int(step.args[1])])
         else:
             getattr(view, f"{step.op}_")(*step.args)
     if work is not tensor:
@@ -258,7 +261,7 @@ def interpreted(plan: Plan) -> dict[str, torch.Tensor]:
                 interpret_(tensor, entry.program)
             else:
                 assert isinstance(entry.program, Played), f"{entry.name}: {entry.program.describe()}"
-                tensor = entry.program.evaluate(0, lambda name: 0)
+                tensor = entry.program.evaluate(0, lambda name, draw: 0)
             values.update(dict.fromkeys(entry.aliases, tensor))
     return values
 

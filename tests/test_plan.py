@@ -205,15 +205,15 @@ def test_played_checks_what_only_values_tell() -> None:
     from torch_shardinit.errors import UninitializedError
 
     plan = plan_of(holder(all=some([0, 1, 2]), part=some([0, 2])))
-    assert plan.lookup("all").program.evaluate(0, lambda name: 0).tolist() == [2.0] * 3
+    assert plan.lookup("all").program.evaluate(0, lambda name, draw: 0).tolist() == [2.0] * 3
     with pytest.raises(UninitializedError, match="memory that nothing wrote"):
-        plan.lookup("part").program.evaluate(0, lambda name: 0)
+        plan.lookup("part").program.evaluate(0, lambda name, draw: 0)
 
 
 def test_playing_leaves_threads_and_generator_alone() -> None:
     plan = plan_of(Decoder)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    table = plan.lookup("cos").program.evaluate(0, lambda name: 0)
+    table = plan.lookup("cos").program.evaluate(0, lambda name, draw: 0)
     assert table.shape == (16, 4) and not table.is_meta
     assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
 

@@ -13,6 +13,7 @@ import torch
 from . import region
 from .draws import check_draw
 from .errors import UninitializedError
+from .eye import without_eye
 from .locate import Piece, locate, locate_dtensor
 from .locate.dtensor import is_dtensor
 from .locate.plain import check_strided
@@ -55,6 +56,7 @@ class _Filler:
     def __init__(self, key: int) -> None:
         self.key = key
         self.pieces: dict[torch.device, list[NativePiece]] = {}
+        self.diagonals: dict[torch.device, list[NativePiece]] = {}  # of eyes: over zeros that are among the pieces
         self.copies: list[Callable[[], None]] = []
 
     def add_exact(
@@ -69,14 +71,24 @@ class _Filler:
         if view.numel() == 0:
             return
         if boxes is None:
-            self._add_chain(entry, program.steps, view, place)
+            self._add_chain(entry, program.steps, view, place, self.pieces)
             return
         for box, part in boxes:
             for inner, chain in program.straight(box):
                 start, steps = region.grid_of_box(inner, entry.shape)
-                self._add_chain(entry, chain, part[region.rel(inner, box)], Place(start, tuple(steps)))
+                for inside, straight, is_diagonal in without_eye(part[region.rel(inner, box)], inner, chain):
+                    place = Place(0, region.row_major_strides(inside.shape)) if is_diagonal else Place(start, steps)
+                    pieces = self.diagonals if is_diagonal else self.pieces
+                    self._add_chain(entry, straight, inside, place, pieces)
 
-    def _add_chain(self, entry: Entry, chain: tuple[Step, ...], view: torch.Tensor, place: Place) -> None:
+    def _add_chain(
+        self,
+        entry: Entry,
+        chain: tuple[Step, ...],
+        view: torch.Tensor,
+        place: Place,
+        pieces: dict[torch.device, list[NativePiece]],
+    ) -> None:
         first, rest = chain[0], chain[1:]
         name = dtype_name(view.dtype)
         assert name is not None
@@ -87,13 +99,14 @@ class _Filler:
         except ValueError as error:
             raise ValueError(f"{entry.name}: {error}") from None
         unary = unary_codes([(step.op, step.args) for step in rest])
-        self.pieces.setdefault(view.device, []).append(
+        assert isinstance(entry.program, Exact)
+        pieces.setdefault(view.device, []).append(
             piece(
                 view,
                 first.op,
                 params,
                 seed=self.key,
-                tensor_id=tensor_id(entry.name),
+                tensor_id=tensor_id(entry.program.drawn_as or entry.name),
                 start=place.start,
                 steps=place.steps,
                 unary=unary,
@@ -101,14 +114,15 @@ class _Filler:
         )
 
     def run(self) -> None:
-        for device, pieces in self.pieces.items():
-            fill(pieces, device)
+        for batch in (self.pieces, self.diagonals):
+            for device, pieces in batch.items():
+                fill(pieces, device)
         for copy in self.copies:
             copy()
 
 
 def _has_regions(program: Exact) -> bool:
-    return any(step.region is not None for step in program.steps)
+    return any(step.region is not None or step.op == "eye" for step in program.steps)
 
 
 def _boxes_of(

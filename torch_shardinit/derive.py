@@ -10,7 +10,7 @@ place, so each term keeps which elements of its random node it takes (plan build
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,17 +18,11 @@ import torch
 from . import _native
 from . import region as rg
 from .errors import RecordError
+from .eye import eye_step
+from .nodes import FILLS, NotExact, arg_of, dirac_steps, draw_of
 from .program import RANDOM, Exact, Ref, Step, live_steps
 from .region import Box
 from .tape import Node, Tape
-
-
-class NotExact(Exception):
-    """The view has no exact program: it is played, if that can be done."""
-
-    def __init__(self, node: Node | None, why: str) -> None:
-        super().__init__(why)
-        self.node, self.why = node, why
 
 
 class ReadsUnwritten(Exception):
@@ -87,51 +81,14 @@ def _extents_meet(a: Ref, b: Ref, a_itemsize: int, b_itemsize: int) -> bool:
     return a_low < b_high and b_low < a_high
 
 
-_FILLS: dict[str, Callable[[Node], Any]] = {
-    **dict.fromkeys(("zeros", "zero_", "zeros_like", "new_zeros"), lambda node: 0.0),
-    **dict.fromkeys(("ones", "ones_like", "new_ones"), lambda node: 1.0),
-    **dict.fromkeys(("full", "full_like", "fill_"), lambda node: _arg(node, 1, "fill_value", "value")),
-    "new_full": lambda node: _arg(node, 2, "fill_value"),
-    "scalar_tensor": lambda node: _arg(node, 0, "s"),
-}
-_DRAWS: dict[str, Callable[[Node], tuple[str, tuple[Any, ...]]]] = {
-    "uniform_": lambda node: ("uniform", (_arg(node, 1, "from", default=0.0), _arg(node, 2, "to", default=1.0))),
-    "normal_": lambda node: ("normal", (_arg(node, 2, "std", default=1.0), _arg(node, 1, "mean", default=0.0))),
-    "trunc_normal_": lambda node: ("trunc_normal", tuple(node.kwargs[key] for key in ("std", "mean", "a", "b"))),
-    **dict.fromkeys(("rand", "rand_like"), lambda node: ("uniform", (0.0, 1.0))),
-    **dict.fromkeys(("randn", "randn_like"), lambda node: ("normal", (1.0, 0.0))),
-    "normal": lambda node: ("normal", (_arg(node, 1, "std", default=1.0), _arg(node, 0, "mean", default=0.0))),
-}
+_EYES = frozenset({"eye"})  # an out= variant has the same name
 _MOVES = frozenset({"clone", "_to_copy", "copy_", "cat", "stack"})
 _UNARY = frozenset({"add", "sub", "rsub", "mul", "div", "clamp", "clamp_min", "clamp_max", "neg"})
-_NO_VALUE = object()
 # A table that a loop fills row by row is played: boxes would cost more.
 _MAX_STEPS = 1024
 # Nested temporaries, and all of them for one tensor.
 _MAX_DEPTH = 64
 _MAX_WORK = 2048
-
-
-def _arg(node: Node, position: int, *names: str, default: Any = _NO_VALUE) -> Any:
-    if position < len(node.args):
-        return node.args[position]
-    for name in names:
-        if name in node.kwargs:
-            return node.kwargs[name]
-    if default is _NO_VALUE:
-        raise NotExact(node, f"{node.info.label} without {names[0]}")
-    return default
-
-
-def draw_of(node: Node) -> tuple[str, tuple[float, ...]] | None:
-    """(distribution, its arguments) of a random node that the stream has; None of other nodes."""
-    make = _DRAWS.get(node.info.name)
-    if make is None or (node.info.name == "normal" and "float_float" not in node.info.label):
-        return None
-    op, args = make(node)
-    if not all(isinstance(value, (int, float)) for value in args):
-        return None
-    return op, tuple(float(value) for value in args)
 
 
 class Deriver:
@@ -204,8 +161,8 @@ class Deriver:
     def _of_node(self, node: Node, view: Ref, ref: Ref, where: Box | None, own: int) -> tuple[list[Term], bool]:
         """(the node's terms in ref's coordinates, whether they hide what was there)."""
         name = node.info.name
-        if name in _FILLS:
-            value = self._scalar(_FILLS[name](node), node)
+        if name in FILLS:
+            value = self._scalar(FILLS[name](node), node)
             return [Term(Step("fill", (value,), where), node)], True
         if not node.info.deterministic:
             draw = draw_of(node)
@@ -214,6 +171,14 @@ class Deriver:
             # Where ref is a part of what the node filled, it takes that part of the draws.
             taken = locate(view, ref) if where is None else None
             return [Term(Step(*draw, where), node, taken if isinstance(taken, tuple) else None)], True
+        if name in _EYES:
+            dims = (len(view.sizes) - 2, len(view.sizes) - 1)
+            eye = eye_step(view, dims, ref, where) if where is not None or view.numel() == ref.numel() else None
+            if eye is None:
+                raise NotExact(node, f"{node.info.label} on dimensions that the tensor has not")
+            return [Term(eye, node)], True
+        if name == "dirac_" and where is None and view == ref:
+            return [Term(step, node) for step in dirac_steps(node, ref)], True
         if name in _MOVES:
             return [term for pair in _moves(node, view) for term in self._moved(*pair, node, ref, own)], True
         base = name.removesuffix("_")
@@ -233,15 +198,15 @@ class Deriver:
             return [("neg", ())]
         infinity = float("inf")
         if base.startswith("clamp"):
-            low = _arg(node, 1, "min", default=None) if base != "clamp_max" else None
-            high = _arg(node, 1 if base == "clamp_max" else 2, "max", default=None) if base != "clamp_min" else None
+            low = arg_of(node, 1, "min", default=None) if base != "clamp_max" else None
+            high = arg_of(node, 1 if base == "clamp_max" else 2, "max", default=None) if base != "clamp_min" else None
             bounds = (
                 -infinity if low is None else self._scalar(low, node),
                 infinity if high is None else self._scalar(high, node),
             )
             return [("clamp", bounds)]
-        value = self._scalar(_arg(node, 1, "other"), node)
-        if base in ("add", "sub", "rsub") and _arg(node, 2, "alpha", default=1) != 1:
+        value = self._scalar(arg_of(node, 1, "other"), node)
+        if base in ("add", "sub", "rsub") and arg_of(node, 2, "alpha", default=1) != 1:
             raise NotExact(node, f"{node.info.label} with alpha != 1")
         if base == "div" and node.kwargs.get("rounding_mode") is not None:
             raise NotExact(node, f"{node.info.label} with a rounding_mode")
@@ -277,6 +242,8 @@ class Deriver:
         elif sizes != source.sizes:
             source = Ref(source.storage, source.offset, sizes, strides, source.dtype)
         terms = self.derive(source, node.index, own)
+        if repeats and any(term.step.op == "eye" for term in terms):
+            raise NotExact(node, f"{node.info.name} puts an element to several places")
         if any(term.random for term in terms) and source.storage in self.owned and source.storage != own:
             raise NotExact(node, f"{node.info.name} from another tensor's random numbers")
         if repeats and any(term.random or term.step.region is not None for term in terms):
@@ -292,14 +259,20 @@ class Deriver:
                 continue
             if where is Tangled:
                 raise NotExact(node, f"{node.info.name} to a view that is no box of the tensor")
-            placed.append(term._replace(step=Step(term.step.op, term.step.args, where)))  # type: ignore[arg-type]
+            step: Step | None = Step(term.step.op, term.step.args, where)  # type: ignore[arg-type]
+            if term.step.op == "eye":
+                dims = (int(term.step.args[0]), int(term.step.args[1]))
+                step = eye_step(target.sub_view(term.step.region), dims, ref, where)  # type: ignore[arg-type]
+            if step is None or (step.op == "eye" and where is None and target.numel() != ref.numel()):
+                raise NotExact(node, f"{node.info.name} of a part of an identity matrix")
+            placed.append(term._replace(step=step))
         return placed
 
 
 def _moves(node: Node, view: Ref) -> list[tuple[Ref, Ref]]:
     """(source, the part of `view` that it goes to) of a move."""
     if node.info.name in ("cat", "stack"):
-        sources, dim = node.args[0], _arg(node, 1, "dim", default=0)
+        sources, dim = node.args[0], arg_of(node, 1, "dim", default=0)
         dim %= len(view.sizes)
         pairs, start = [], 0
         for source in sources:
@@ -319,7 +292,7 @@ def _moves(node: Node, view: Ref) -> list[tuple[Ref, Ref]]:
                 )
             pairs.append((source, part))
         return pairs
-    source = _arg(node, 1 if node.info.name == "copy_" else 0, "src", "self")
+    source = arg_of(node, 1 if node.info.name == "copy_" else 0, "src", "self")
     return [(source, view)]
 
 

@@ -115,6 +115,48 @@ class Plan:
 
         return fill_named(self, name, tensor, offset, seed)
 
+    def to_json(self, *, max_constant_bytes: int = 1 << 16) -> str:
+        """The Plan as JSON text, from which `from_json` makes an equal one, on any machine.
+
+        Tables that were computed inside recording() are written as their operations. A constant that was captured from
+        outside of it is written with its values.
+
+        Args:
+            max_constant_bytes: of one captured constant.
+
+        Raises:
+            ValueError: a captured constant is larger; or an operator needs values to know the size of its result, or
+                takes something that has no JSON form. The message names the tensor.
+        """
+        from .plan_json import text_of
+
+        return text_of(self, max_constant_bytes)
+
+    @staticmethod
+    def from_json(text: str | bytes, *, max_bytes: int = 1 << 26, max_played_bytes: int = 1 << 30) -> Plan:
+        """The Plan of a text that `to_json` wrote. The text is data: nothing of it is run, and reading it takes memory
+        in proportion to its length.
+
+        Args:
+            max_bytes: length of the text.
+            max_played_bytes: what the intermediate tensors of one played tensor may take when the Plan is applied,
+                beside 64 times the tensor.
+
+        Raises:
+            ValueError: the text is longer, is of another format or stream version, or is not as it must be; the message
+                says where.
+        """
+        from .plan_read import plan_of
+
+        return plan_of(text, max_bytes, max_played_bytes)
+
+    def diff(self, other: Plan) -> list[str]:
+        """How `other` differs, as lines such as "layers.3.wo.weight: normal std 0.02 -> 0.01"; tensors that only one
+        has are "added" or "removed". Empty where the Plans are equal."""
+        from .plan_diff import lines_of
+
+        return lines_of(self, other)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented

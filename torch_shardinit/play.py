@@ -13,9 +13,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import region as rg
+from .composite import draw_composite_
 from .derive import Deriver, ReadsUnwritten
 from .errors import RecordError, UninitializedError
-from .program import Exact, Played, PlayedExact, PlayedOp, Ref
+from .eye import without_eye
+from .program import Exact, Played, PlayedDraw, PlayedExact, PlayedItem, PlayedOp, Ref
 from .slicing import Refused, Slice, Slicer, UnwrittenAtEnd, map_refs
 from .tape import Tape
 
@@ -25,7 +27,7 @@ _GARBAGE = (0x3E, 0x41)
 _Memory = dict[int, torch.UntypedStorage]
 
 
-def evaluate(played: Played, seed: int, id_of: Callable[[str], int]) -> torch.Tensor:
+def evaluate(played: Played, seed: int, id_of: Callable[[str, int], int]) -> torch.Tensor:
     """The tensor that a played program gives, on the CPU. Other storages are freed when their last use is over."""
     result = _run(played, [played.out], seed, id_of, _GARBAGE[0])[0]
     if played.check_unwritten:
@@ -47,7 +49,7 @@ def check_not_random(tape: Tape, refs: Sequence[Ref], before: int, what: str) ->
 
 def _constant_slice(tape: Tape, refs: Sequence[Ref], before: int, what: str) -> Slice:
     try:
-        return Slicer(tape, {}, Deriver(tape)).slice(refs, before)
+        return Slicer(tape, None, Deriver(tape)).slice(refs, before)
     except Refused as error:
         raise RecordError(
             f"{what}, but they depend on random numbers ({error.where}), which a recording does not have: what init "
@@ -57,7 +59,7 @@ def _constant_slice(tape: Tape, refs: Sequence[Ref], before: int, what: str) -> 
         raise RecordError(f"{what}, but nothing that was recorded wrote them") from error
 
 
-def _no_id(name: str) -> int:
+def _no_id(name: str, draw: int) -> int:
     raise AssertionError(name)
 
 
@@ -70,16 +72,16 @@ def _view(memory: _Memory, ref: Ref) -> torch.Tensor:
     return empty.set_(memory[ref.storage], ref.offset, ref.sizes, ref.strides)  # type: ignore[call-overload]
 
 
-def _storages(op: PlayedOp | PlayedExact) -> set[int]:
+def _storages(op: PlayedItem) -> set[int]:
     found: set[int] = set()
-    if isinstance(op, PlayedExact):
+    if not isinstance(op, PlayedOp):
         return {op.view.storage}
     map_refs(lambda ref: found.add(ref.storage), (op.args, tuple(value for _, value in op.kwargs)))
     return found | {ref.storage for _, ref in op.fresh}
 
 
 def _run(
-    played: Played, outs: Sequence[Ref], seed: int, id_of: Callable[[str], int], garbage: int
+    played: Played, outs: Sequence[Ref], seed: int, id_of: Callable[[str, int], int], garbage: int
 ) -> list[torch.Tensor]:
     kept = {ref.storage for ref in outs}
     last_use: dict[int, int] = {}
@@ -104,12 +106,16 @@ def _run(
         torch.set_num_threads(1)
         try:
             for index, op in enumerate(played.ops):
-                fresh = set() if isinstance(op, PlayedExact) else {ref.storage for _, ref in op.fresh}
+                fresh = {ref.storage for _, ref in op.fresh} if isinstance(op, PlayedOp) else set()
                 used = _storages(op)
                 for storage in used - fresh:
                     provide(storage)
                 if isinstance(op, PlayedExact):
-                    fill_exact_(_view(memory, op.view), op.program, seed, id_of(op.name))
+                    tensor_id = id_of(op.name, op.draw) if op.is_random else 0
+                    fill_exact_(_view(memory, op.view), op.program, seed, tensor_id)
+                elif isinstance(op, PlayedDraw):
+                    view, tensor_id = _view(memory, op.view), id_of(op.name, op.draw)
+                    draw_composite_(op, view, played.num_bytes, seed, tensor_id, threads)
                 else:
                     _run_op(op, memory, played.num_bytes)
                 for storage in used - kept:
@@ -161,22 +167,19 @@ def fill_exact_(tensor: torch.Tensor, program: Exact, seed: int, tensor_id: int)
     if name is None:
         raise TypeError(f"an exact program needs a dtype of the stream, got {tensor.dtype}")
     shape = tuple(tensor.shape)
-    pieces = []
     for box, chain in program.straight(rg.full_box(shape)):
         if not chain:
             continue
-        first, rest = chain[0], chain[1:]
         start, steps = rg.grid_of_box(box, shape)
-        pieces.append(
-            native.piece(
-                tensor[rg.slices(box)] if shape else tensor,
+        for view, (first, *rest), is_diagonal in without_eye(tensor[rg.slices(box)] if shape else tensor, box, chain):
+            piece = native.piece(
+                view,
                 first.op,
                 check_draw(first.op, first.args, name, f"{first.op}_"),
                 seed=seed,
                 tensor_id=tensor_id,
-                start=start,
-                steps=steps,
+                start=0 if is_diagonal else start,
+                steps=rg.row_major_strides(view.shape) if is_diagonal else steps,
                 unary=native.unary_codes([(step.op, step.args) for step in rest]),
             )
-        )
-    native.fill(pieces)
+            native.fill([piece])

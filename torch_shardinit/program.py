@@ -20,10 +20,10 @@ from .region import Box
 
 # Number of arguments. Overwriting steps do not look at what was there; the others are one rounding each, in fp32
 # (fp64 for fp64 tensors): x + s, x - s, x * s, x / s, min(max(x, lo), hi), -x.
-OVERWRITING = {"uniform": 2, "normal": 2, "trunc_normal": 4, "fill": 1}
+OVERWRITING = {"uniform": 2, "normal": 2, "trunc_normal": 4, "fill": 1, "eye": 2}
 UNARY = {"add": 1, "sub": 1, "mul": 1, "div": 1, "clamp": 2, "neg": 0}
 RANDOM = frozenset({"uniform", "normal", "trunc_normal"})
-_ARGS = {
+STEP_ARGS = {
     "uniform": ("a", "b"),
     "normal": ("std", "mean"),
     "trunc_normal": ("std", "mean", "a", "b"),
@@ -38,8 +38,9 @@ _MAX_PAIRWISE_STEPS = 256
 class Step:
     """One operation on `region` of the tensor, a box in the tensor's own shape; None is the whole tensor.
 
-    args: "uniform" (a, b); "normal" (std, mean); "trunc_normal" (std, mean, a, b); "fill" (value,); "add", "sub",
-    "mul", "div" (s,); "clamp" (lo, hi), infinite where absent; "neg" ().
+    args: "uniform" (a, b); "normal" (std, mean); "trunc_normal" (std, mean, a, b); "fill" (value,); "eye" (dim, dim), 1
+    where the region's own indices along the two dimensions are equal, else 0; "add", "sub", "mul", "div" (s,);
+    "clamp" (lo, hi), infinite where absent; "neg" ().
     """
 
     op: str
@@ -60,13 +61,13 @@ class Step:
         return self.op in OVERWRITING
 
     def __str__(self) -> str:
-        names = _ARGS.get(self.op)
+        names = STEP_ARGS.get(self.op)
         numbers = [f"{value:g}" for value in self.args]
         shown = [f"{n}={v}" for n, v in zip(names, numbers, strict=True)] if names else numbers
-        return f"{_show_box(self.region)}{self.op}({', '.join(shown)})"
+        return f"{show_box(self.region)}{self.op}({', '.join(shown)})"
 
 
-def _show_box(box: Box | None) -> str:
+def show_box(box: Box | None) -> str:
     if box is None:
         return ""
 
@@ -110,21 +111,24 @@ def live_steps(steps: Sequence[Step], shape: Sequence[int] | None = None) -> lis
 
 @dataclass(frozen=True)
 class Exact:
-    """Steps in the order in which they happen; dead ones are removed on construction."""
+    """Steps in the order in which they happen; dead ones are removed on construction.
+
+    drawn_as: the name under which the random steps draw, where that is another tensor's: copies of one tensor."""
 
     steps: tuple[Step, ...]
+    drawn_as: str | None = None
 
     def __post_init__(self) -> None:
         kept = live_steps(self.steps)
         if len(kept) != len(self.steps):
             object.__setattr__(self, "steps", tuple(self.steps[index] for index in kept))
 
-    def straight(self, box: Box) -> list[tuple[Box, tuple[Step, ...]]]:
+    def straight(self, box: Box, limit: int | None = None) -> list[tuple[Box, tuple[Step, ...]]]:
         """`box` as disjoint boxes, each with the steps that make all of its elements: one overwriting step, then the
         unary ones that come after it there. The chain is empty where nothing wrote.
 
         Going backwards, a box is cut only where a step that matters to it ends, so their number follows the regions
-        of the steps and never the size of the tensor.
+        of the steps and never the size of the tensor. More boxes than `limit` are a ValueError.
         """
         done: list[tuple[Box, tuple[Step, ...]]] = []
         todo: list[tuple[Box, tuple[Step, ...]]] = [(box, ())] if rg.numel(box) else []
@@ -139,6 +143,8 @@ class Exact:
                 if common != piece:
                     rest += [(left, chain) for left in rg.subtract(piece, common)]
             todo = rest
+            if limit is not None and len(todo) + len(done) > limit:
+                raise ValueError(f"the steps must cut the tensor into at most {limit} boxes")
             if not todo:
                 break
         # Unary steps over elements that nothing wrote make no value: such a box has no chain.
@@ -160,7 +166,7 @@ class Exact:
         shown = list(map(str, self.steps))
         if len(shown) > 12:
             shown = [*shown[:6], f"... {len(shown) - 9} more", *shown[-3:]]
-        return "; ".join(shown)
+        return "; ".join(shown) + (f" (drawn as {self.drawn_as})" if self.drawn_as is not None else "")
 
 
 def _joined(a: Box, b: Box) -> Box | None:
@@ -227,7 +233,7 @@ class Ref:
         return Ref(self.storage, offset, tuple(s.size for s in box), strides, self.dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlayedOp:
     """A torch operator by its schema name; tensors among the arguments are Refs. `fresh` are the results that have
     storages of their own."""
@@ -238,14 +244,83 @@ class PlayedOp:
     fresh: tuple[tuple[int, Ref], ...]  # (which of the results, where it goes)
     default_dtype: torch.dtype = torch.float32  # when it was recorded: the dtype of int / int, say
 
+    def _identity(self) -> Any:
+        return self.op, _typed(self.args), _typed(self.kwargs), self.fresh, self.default_dtype
+
+    def __eq__(self, other: object) -> bool:
+        return self._identity() == other._identity() if isinstance(other, PlayedOp) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+
+def _typed(value: Any) -> Any:
+    """Equal where two arguments are the same for an operator: 1, 1.0 and True are not, nor are 0.0 and -0.0; NaN is."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_typed, value))
+    if isinstance(value, float):
+        return float, struct.pack("<d", value)
+    if isinstance(value, complex):
+        return complex, struct.pack("<dd", value.real, value.imag)
+    return type(value), value
+
 
 @dataclass(frozen=True)
 class PlayedExact:
-    """A named tensor in a state that an exact program gives: `view` is all of it."""
+    """A named tensor in a state that an exact program gives: `view` is all of it.
+
+    draw: 0 for a tensor's own draws; others are those of random temporaries, which draw by their own indices."""
 
     name: str
     view: Ref
     program: Exact
+    draw: int = 0
+
+    @property
+    def is_random(self) -> bool:
+        return self.program.is_random
+
+    def describe(self) -> str:
+        return f"<{self.name}>: {self.program.describe()}"
+
+
+@dataclass(frozen=True)
+class PlayedDraw:
+    """A random operation on `view` that is no function of one element's index: composite.py runs it.
+
+    It draws by the elements' indices in `owner`, of which the view holds the box `region` (None: all of it). name, draw
+    as in PlayedExact; a temporary is its own owner."""
+
+    op: str
+    args: tuple[float, ...]
+    name: str
+    owner: Ref
+    view: Ref
+    region: Box | None = None
+    draw: int = 0
+
+    @property
+    def is_random(self) -> bool:
+        return True
+
+    def describe(self) -> str:
+        numbers = ", ".join(f"{name}={value:g}" for name, value in zip(COMPOSITE[self.op], self.args, strict=True))
+        return f"<{self.name}>: {show_box(self.region)}{self.op}({numbers})"
+
+
+# The operations of a PlayedDraw, with the names of their arguments.
+COMPOSITE = {
+    "orthogonal_": ("gain",),
+    "sparse_": ("sparsity", "std"),
+    "bernoulli": ("p",),
+    "random": ("low", "high"),
+    "permutation": (),
+}
+# Those whose elements depend on each other.
+MIXING = frozenset({"orthogonal_", "sparse_", "permutation"})
+# Those that any real dtype takes, not only those of the stream.
+ANY_DTYPE = frozenset({"bernoulli", "random", "permutation"})
+PlayedItem = PlayedOp | PlayedExact | PlayedDraw
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +332,7 @@ class Played:
     different garbage can tell.
     """
 
-    ops: tuple[PlayedOp | PlayedExact, ...]
+    ops: tuple[PlayedItem, ...]
     out: Ref
     num_bytes: tuple[int, ...]
     constants: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -278,21 +353,19 @@ class Played:
     @property
     def depends_on(self) -> tuple[str, ...]:
         """Canonical names of the tensors whose random numbers this one uses; may hold its own."""
-        return tuple(sorted({op.name for op in self.ops if isinstance(op, PlayedExact) and op.program.is_random}))
+        return tuple(sorted({op.name for op in self.ops if not isinstance(op, PlayedOp) and op.is_random}))
 
     def describe(self) -> str:
         """The operators in order of first use, with the tensors that it is computed from."""
         shown: dict[str, None] = {}
         for op in self.ops:
-            if isinstance(op, PlayedExact):
-                shown[f"<{op.name}>: {op.program.describe()}"] = None
-            else:
-                shown[op.op.split("::")[-1].split(".")[0]] = None
+            shown[op.op.split("::")[-1].split(".")[0] if isinstance(op, PlayedOp) else op.describe()] = None
         names = list(shown) or ["constant"]
         return ", ".join(names[:8]) + (f", ... {len(names) - 8} more" if len(names) > 8 else "")
 
-    def evaluate(self, seed: int, id_of: Callable[[str], int]) -> torch.Tensor:
-        """The whole tensor on the CPU, in the dtype in which it was recorded. id_of: the stream's id of a name."""
+    def evaluate(self, seed: int, id_of: Callable[[str, int], int]) -> torch.Tensor:
+        """The whole tensor on the CPU, in the dtype in which it was recorded. id_of: the stream's id of a name and
+        draw."""
         from .play import evaluate
 
         return evaluate(self, seed, id_of)

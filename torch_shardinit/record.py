@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 import torch.nn as nn
 
-from . import region as rg
-from .derive import Deriver, Elsewhere, NotExact, ReadsUnwritten, Tangled, Term, locate
+from .classify import Classifier, Named
 from .errors import RecordError
 from .locate.names import is_wrapper_child, join, walk_modules
-from .plan import Entry, Plan
-from .program import Exact, Program, Ref, Unwritten
+from .plan import Plan
+from .program import Ref
 from .recorder import Recorder
 from .recording import check_not_recording, hand_on_records, record_of, recording, taping
-from .region import Box
-from .slicing import DrawUse, Refused, Slicer, UnwrittenAtEnd, not_last
 from .standins import ModelTensor, is_plain, stand_ins, tensors_of
-from .tape import Node, Tape
+from .tape import Tape
 
 __all__ = ["record", "recording", "reset_parameters"]
 
 Rename = Callable[[str], str]
-_END = sys.maxsize
-_OUTSIDE = "nothing wrote it: its module was not built inside recording(), and the init code does not write it"
 
 
 def reset_parameters(model: nn.Module) -> None:
@@ -99,7 +92,7 @@ def record(
     named = _named(model, tensors, refs, rename)
     ordinary = all(one.current is not None and is_plain(one.current) and not one.current.is_meta for one in tensors)
     with torch.device("cpu"):  # whatever the default device is
-        return Plan(_Classifier(tape, named, ordinary).entries())
+        return Plan(Classifier(tape, named, ordinary).entries())
 
 
 def _run_init(
@@ -137,29 +130,14 @@ def _run_init(
     return tape, refs
 
 
-@dataclass(eq=False)
-class _Named:
-    """A tensor of the model with all its names. ref: None where no tape knows it."""
-
-    names: list[str]
-    first: ModelTensor
-    ref: Ref | None
-    persistent: bool = False
-    num_registered: int = 0
-
-    @property
-    def name(self) -> str:
-        return min(self.names)
-
-
 def _named(
     model: nn.Module, tensors: Sequence[ModelTensor], refs: Sequence[Ref | None], rename: Rename | None
-) -> list[_Named]:
+) -> list[Named]:
     refs = _with_late_ties(tensors, refs)
     by_module: dict[int, list[tuple[ModelTensor, Ref | None]]] = {}
     for one, ref in zip(tensors, refs, strict=True):
         by_module.setdefault(id(one.module), []).append((one, ref))
-    groups: dict[object, _Named] = {}
+    groups: dict[object, Named] = {}
     counted: set[tuple[int, str]] = set()
     for prefix, module in walk_modules(model):
         for one, ref in by_module.get(id(module), ()):
@@ -170,7 +148,7 @@ def _named(
             # Tensors without elements share no memory, so they are told apart by where they are registered.
             empty = ref is not None and not ref.numel()
             key: object = ("current", one.tied) if ref is None or empty else ref
-            group = groups.setdefault(key, _Named([], one, ref))
+            group = groups.setdefault(key, Named([], one, ref))
             if name not in group.names:
                 group.names.append(name)
             group.persistent |= one.persistent
@@ -207,168 +185,3 @@ def _with_late_ties(tensors: Sequence[ModelTensor], refs: Sequence[Ref | None]) 
         for index in indices:
             result[index] = next(iter(kept))
     return result
-
-
-@dataclass
-class _Found:
-    program: Program
-    terms: list[Term] = field(default_factory=list)
-    draws: list[DrawUse] = field(default_factory=list)
-
-
-class _Classifier:
-    """Gives each tensor its program, or collects why it has none."""
-
-    def __init__(self, tape: Tape, named: Sequence[_Named], ordinary: bool) -> None:
-        self.tape, self.named, self.ordinary = tape, named, ordinary
-        self.refs: dict[Ref, str] = {one.ref: one.name for one in named if one.ref is not None and one.ref.numel()}
-        owners: dict[int, list[tuple[str, Ref]]] = {}
-        for ref, name in self.refs.items():
-            owners.setdefault(ref.storage, []).append((name, ref))
-        self.owners = owners
-        self.deriver = Deriver(tape)
-        self.slicer = Slicer(tape, owners, self.deriver)
-        self.problems: list[str] = []
-
-    def entries(self) -> list[Entry]:
-        for shared in self.owners.values():
-            self._check_apart(shared)
-        found = {one.name: self._find(one) for one in self.named}
-        self._check_moved(found)
-        self._check_foreign(found)
-        self._check_ties(found)
-        if self.problems:
-            shown = "\n  ".join(self.problems[:12])
-            more = f"\n  ... and {len(self.problems) - 12} more" if len(self.problems) > 12 else ""
-            raise RecordError(f"{len(self.problems)} tensors cannot be recorded:\n  {shown}{more}")
-        return [self._entry(one, found[one.name].program) for one in self.named]
-
-    def _entry(self, one: _Named, program: Program) -> Entry:
-        first = one.first
-        shape, dtype = (one.ref.sizes, one.ref.dtype) if one.ref is not None else (first.shape, first.dtype)
-        kept = self.ordinary and first.kind == "buffer" and isinstance(program, Unwritten)
-        return Entry(one.name, tuple(sorted(one.names)), first.kind, shape, dtype, program, one.persistent, kept)
-
-    def _check_apart(self, shared: list[tuple[str, Ref]]) -> None:
-        for position, (name, ref) in enumerate(shared):
-            for other_name, other in shared[:position]:
-                if _overlap(ref, other):
-                    self.problems.append(
-                        f"{name} and {other_name}: two tensors that share elements without being the same "
-                        "(a transposed tie?) are not supported yet"
-                    )
-
-    def _find(self, one: _Named) -> _Found:
-        ref = one.ref
-        if ref is None:
-            return _Found(Unwritten(_OUTSIDE))
-        if not ref.numel():
-            return _Found(Exact(()))
-        try:
-            terms = self.deriver.derive(ref, _END, ref.storage)
-        except ReadsUnwritten as error:
-            return _Found(Unwritten(str(error)))
-        except NotExact:
-            return self._play(one.name, ref)
-        program = Exact(tuple(term.step for term in terms))
-        if not terms:
-            return _Found(Unwritten())
-        left = program.unwritten(ref.sizes)
-        if left:
-            spans = ", ".join(f"{s.start}:{s.last + 1}" for s in left[0])
-            return _Found(Unwritten(f"nothing wrote some of its elements, [{spans}] for one"))
-        return _Found(program, terms)
-
-    def _play(self, name: str, ref: Ref) -> _Found:
-        try:
-            piece = self.slicer.slice([ref], _END)
-        except ReadsUnwritten as error:
-            return _Found(Unwritten(str(error)))
-        except UnwrittenAtEnd:
-            writers = [node for node, _ in self.tape.writers(ref.storage) if not node.info.is_empty]
-            return _Found(Unwritten("nothing wrote some of its elements" if writers else "nothing wrote it"))
-        except Refused as error:
-            self.problems.append(f"{name}: {error}")
-            return _Found(Unwritten("refused"))
-        return _Found(piece.played, draws=piece.draws)
-
-    def _check_moved(self, found: dict[str, _Found]) -> None:
-        """A random element may end up in one place only. Tensors that the recording knows and the model does not have
-        count too, so that a part of a model has the values that the whole has."""
-        uses: dict[int, list[tuple[str, Term]]] = {}
-        for name, one in found.items():
-            for term in one.terms:
-                if term.random:
-                    uses.setdefault(term.node.index, []).append((name, term))
-        for ref in self.tape.owners - self.refs.keys():
-            try:
-                terms = self.deriver.derive(ref, _END, ref.storage)
-            except (NotExact, ReadsUnwritten):
-                continue
-            for term in terms:
-                if term.random:
-                    uses.setdefault(term.node.index, []).append(("", term))
-        for several in uses.values():
-            for position, (name, term) in enumerate(several):
-                for other_name, other in several[:position]:
-                    if term.taken is None or other.taken is None or rg.intersect(term.taken, other.taken) is not None:
-                        self._refuse_copies(name, other_name, term)
-
-    def _refuse_copies(self, name: str, other: str, term: Term) -> None:
-        if not name and not other:
-            return
-        name, other = (name, other) if name else (other, name)
-        second = "another tensor outside of this model" if not other else other if other != name else "itself, twice"
-        self.problems.append(
-            f"{name}: the random numbers of {term.node.info.label} at {term.node.line} also reach {second} (a copied "
-            "layer?): not supported yet"
-        )
-
-    def _check_foreign(self, found: dict[str, _Found]) -> None:
-        """A tensor that is computed from another's random numbers must use those which that one ends up with."""
-        own = {
-            name: [(t.node if t.random else None, t.step.region) for t in one.terms if t.step.overwrites]
-            if one.terms
-            else [(use.node, use.region) for use in one.draws if use.name == name]
-            for name, one in found.items()
-        }
-        sizes = {name: ref.sizes for ref, name in self.refs.items()}
-        for name, one in found.items():
-            used: dict[str, list[tuple[Node | None, Box | None]]] = {}
-            for use in one.draws:
-                if use.name != name:
-                    used.setdefault(use.name, []).append((use.node, use.region))
-            for other, writes in used.items():
-                drawn_again = not_last(writes, own[other], sizes[other])
-                if drawn_again is not None:
-                    self.problems.append(
-                        f"{name}: it is computed from random numbers that {other} had at {drawn_again.line} and that "
-                        "were drawn again since: not supported yet"
-                    )
-
-    def _check_ties(self, found: dict[str, _Found]) -> None:
-        """A tied tensor draws by the least of its names: where a part of a model holds it, that must not be outside."""
-        for one in self.named:
-            if one.ref is None or one.num_registered >= self.tape.num_registered.get(one.ref, 0):
-                continue
-            terms, draws = found[one.name].terms, found[one.name].draws
-            if any(term.random for term in terms) or any(use.name == one.name for use in draws):
-                self.problems.append(
-                    f"{one.name}: it was recorded under a name outside of this model too (a tie), and the least of all "
-                    "names decides its values: record the whole model, and apply that Plan to its parts"
-                )
-
-
-def _overlap(a: Ref, b: Ref) -> bool:
-    where = locate(a, b)
-    if where is Elsewhere:
-        return False
-    if where is not Tangled or a.dtype != b.dtype:
-        return True
-    # Rare: views that interleave. Mark one, look at the other.
-    end = 1 + max(
-        ref.offset + sum((n - 1) * stride for n, stride in zip(ref.sizes, ref.strides, strict=True)) for ref in (a, b)
-    )
-    marks = torch.zeros(end, dtype=torch.bool)
-    marks.as_strided(a.sizes, a.strides, a.offset).fill_(True)
-    return bool(marks.as_strided(b.sizes, b.strides, b.offset).any())

@@ -2,7 +2,8 @@
 
 A slice holds the nodes that still matter (a write over a whole storage hides what came before). Where it meets a named
 tensor in a state that an exact program with random numbers gives, that program is put in instead of the nodes before:
-the stream makes the draws, keyed by that tensor's name. Any other random node is refused.
+the stream makes the draws, keyed by that tensor's name. Any other random node that the stream knows is a temporary: it
+draws by its own indices, under a name that the caller finds when all slices are known.
 """
 
 from __future__ import annotations
@@ -15,10 +16,24 @@ from typing import Any
 
 from . import native
 from . import region as rg
-from .derive import Deriver, Elsewhere, NotExact, ReadsUnwritten, Tangled, Term, draw_of, locate
+from .coverage import Coverage
+from .derive import Deriver, Elsewhere, NotExact, ReadsUnwritten, Tangled, Term, locate
 from .draws import DTYPE_CODES
 from .errors import RecordError
-from .program import Exact, Played, PlayedExact, PlayedOp, Ref, Step
+from .nodes import composite_of, dirac_steps, draw_of
+from .program import (
+    ANY_DTYPE,
+    COMPOSITE,
+    MIXING,
+    Exact,
+    Played,
+    PlayedDraw,
+    PlayedExact,
+    PlayedItem,
+    PlayedOp,
+    Ref,
+    Step,
+)
 from .region import Box
 from .tape import Node, Tape
 
@@ -33,6 +48,19 @@ class _Cut:
     terms: list[Term]
 
 
+@dataclass
+class _Drawn:
+    """A random node. name: of the owner whose draw it is; None for a temporary, which is its own owner."""
+
+    node: Node
+    op: str
+    args: tuple[float, ...]
+    name: str | None
+    owner: Ref
+    view: Ref
+    region: Box | None
+
+
 @dataclass(frozen=True)
 class DrawUse:
     """A random node that a slice draws from, as elements `region` of the owner `name`."""
@@ -44,9 +72,14 @@ class DrawUse:
 
 @dataclass
 class Slice:
+    """temporaries: by the index of their operation in `played`, which has no name for them yet. drawn_again: nodes that
+    draw for elements for which a later node of the slice draws too, with values of both used."""
+
     played: Played
     outs: list[Ref]
     draws: list[DrawUse] = field(default_factory=list)
+    temporaries: dict[int, Node] = field(default_factory=dict)
+    drawn_again: list[Node] = field(default_factory=list)
 
 
 class Refused(RecordError):
@@ -57,18 +90,24 @@ class Refused(RecordError):
         super().__init__(f"{self.where}: {why}")
 
 
-_Item = Node | _Cut
+_Item = Node | _Cut | _Drawn
 
 
 def _time(item: _Item) -> float:
-    return item.index if isinstance(item, Node) else item.before - 0.5
+    if isinstance(item, _Cut):
+        return item.before - 0.5
+    return (item.node if isinstance(item, _Drawn) else item).index
 
 
 class Slicer:
-    """owners: the named tensors of each storage. Without any, every random node is refused."""
+    """owners: the named tensors of each storage. None: every random node is refused.
 
-    def __init__(self, tape: Tape, owners: Mapping[int, Sequence[tuple[str, Ref]]], deriver: Deriver) -> None:
-        self.tape, self.owners, self.deriver = tape, owners, deriver
+    forced: the numbers of random nodes that are temporaries wherever they draw."""
+
+    def __init__(self, tape: Tape, owners: Mapping[int, Sequence[tuple[str, Ref]]] | None, deriver: Deriver) -> None:
+        self.tape, self.owners, self.deriver = tape, owners or {}, deriver
+        self.has_names = owners is not None
+        self.forced: set[int] = set()
         # storage -> (node, time): no exact state at `time`, because of that node, so none in between either.
         self._no_state: dict[int, tuple[int, int]] = {}
 
@@ -76,8 +115,9 @@ class Slicer:
         """What gives `targets` as they are before node number `before`. Raises Refused, ReadsUnwritten."""
         self._no_state.clear()
         items, draws, outside = self._collect(targets, before)
-        _check_draws(items, draws)
-        return _emit(self.tape, items, targets, before, draws, outside)
+        piece = _emit(self.tape, items, targets, before, draws, outside)
+        piece.drawn_again = _drawn_again(items, draws)
+        return piece
 
     def _collect(self, targets: Sequence[Ref], before: int) -> tuple[list[_Item], list[DrawUse], set[int]]:
         """The items in order, the draws, and the storages of which contents from before the tape are used."""
@@ -115,9 +155,10 @@ class Slicer:
             if node.info.deterministic and not node.info.label.startswith("init::"):
                 items.append(node)
             else:
-                cut, use = self._draw(node)
-                items.append(cut)
-                draws.append(use)
+                item = self._draw(node)
+                items.append(item)
+                if isinstance(item, _Drawn) and item.name is not None:
+                    draws.append(DrawUse(item.name, node, item.region))
             for view in node.results():
                 if view.storage in live:
                     live.discard(view.storage)
@@ -155,48 +196,58 @@ class Slicer:
             return None
         if not own and not any(term.random for term in terms):
             return None
+        if self.forced:
+            forced = [term.node.index for term in terms if term.random and term.node.index in self.forced]
+            if forced:
+                self._no_state[storage] = max(forced), time
+                return None
         if not Exact(tuple(term.step for term in terms)).covers(owner[1].sizes):
             self._no_state[storage] = -1, time  # what is unwritten now was so before
             return None
         return _Cut(time, owner[0], owner[1], terms)
 
-    def _draw(self, node: Node) -> tuple[_Cut, DrawUse]:
-        """A random node in place on a named tensor, as a program of one step on it."""
-        draw = draw_of(node)
-        if draw is None:
+    def _draw(self, node: Node) -> _Cut | _Drawn:
+        """A random node, or an init function that is none."""
+        (view,) = node.results() if len(node.writes) + len(node.fresh) == 1 else (None,)
+        if node.info.name == "dirac_" and view is not None:
+            return _Cut(node.index + 1, "", view, [Term(step, node) for step in dirac_steps(node, view)])
+        draw = draw_of(node) or composite_of(node)
+        if draw is None or view is None:
             raise Refused(node, "not supported yet")
-        (view,) = node.results()
+        if not self.has_names:
+            raise Refused(node, "random numbers")
+        if native.dtype_name(view.dtype) not in DTYPE_CODES and draw[0] not in ANY_DTYPE:
+            raise Refused(node, f"random numbers of dtype {view.dtype} are not supported yet")
         owner = self._owner(view.storage)
-        if owner is None:
+        if owner is None and view.storage in self.deriver.owned and view.storage not in self.owners:
             raise Refused(
                 node,
-                "random numbers that are not drawn in place on a parameter or buffer of the model, and that go through "
-                "other operations than moves, casts and arithmetic with numbers or reach several tensors, are not "
-                "supported yet",
+                "it draws for a tensor outside of this model (the original of a copied layer, held elsewhere?), which "
+                "has no name here: record a model that holds it too, or let go of it before recording() ends",
             )
-        if native.dtype_name(owner[1].dtype) not in DTYPE_CODES:
-            raise Refused(node, f"random numbers of dtype {owner[1].dtype} are not supported yet")
+        if owner is None or node.index in self.forced:
+            return _Drawn(node, *draw, None, view, view, None)
         region = locate(owner[1], view)
-        # None is also a view that holds more than the owner: the stream has no numbers for the rest.
+        # A view that is no box of the owner, or holds more than it (None too), draws by its own indices.
         if region is Elsewhere or region is Tangled or (region is None and view.numel() != owner[1].numel()):
-            raise Refused(node, f"random numbers on a view that is no box of {owner[0]} are not supported yet")
-        term = Term(Step(*draw, region), node)  # type: ignore[arg-type]
-        return _Cut(node.index, owner[0], owner[1], [term]), DrawUse(owner[0], node, region)  # type: ignore[arg-type]
+            return _Drawn(node, *draw, None, view, view, None)
+        return _Drawn(node, *draw, owner[0], owner[1], view, region)  # type: ignore[arg-type]
 
 
 def _shown(node: Node) -> str:
     return f"torch.nn.init.{node.info.name}" if node.info.label.startswith("init::") else node.info.label
 
 
-def _check_draws(items: Sequence[_Item], draws: Sequence[DrawUse]) -> None:
-    """Two draws of one element are the same numbers in the stream: refused where values of both are used."""
+def _drawn_again(items: Sequence[_Item], draws: Sequence[DrawUse]) -> list[Node]:
+    """Two draws of one element are the same numbers in the stream: the earlier nodes, where values of both are used."""
     first: dict[tuple[str, int], DrawUse] = {}
     by_owner: dict[str, list[DrawUse]] = {}
     for use in draws:
         if (use.name, use.node.index) not in first:
             first[use.name, use.node.index] = use
             by_owner.setdefault(use.name, []).append(use)
-    for name, uses in by_owner.items():
+    found: dict[int, Node] = {}
+    for uses in by_owner.values():
         uses.sort(key=lambda use: use.node.index)
         for position, later in enumerate(uses):
             for earlier in uses[:position]:
@@ -205,11 +256,15 @@ def _check_draws(items: Sequence[_Item], draws: Sequence[DrawUse]) -> None:
                     and later.region is not None
                     and rg.intersect(earlier.region, later.region) is None
                 )
-                if not apart and _escapes(items, earlier.node, later.node):
-                    raise Refused(
-                        later.node,
-                        f"{name} was drawn before, at {earlier.node.line}, and both draws are used; not supported yet",
-                    )
+                mixed = earlier.node.info.name in MIXING and _is_left(earlier.region, later.region)
+                if not apart and (mixed or _escapes(items, earlier.node, later.node)):
+                    found[earlier.node.index] = earlier.node
+    return [*found.values()]
+
+
+def _is_left(earlier: Box | None, later: Box | None) -> bool:
+    """Whether a later write leaves something of an earlier one."""
+    return later is not None and (earlier is None or bool(rg.subtract(earlier, later)))
 
 
 def _escapes(items: Sequence[_Item], earlier: Node, later: Node) -> bool:
@@ -255,65 +310,15 @@ def _last_writes(writes: _Writes, sizes: tuple[int, ...]) -> list[tuple[Node | N
     return found
 
 
-class _Coverage:
-    """Which elements of the storages of a slice nothing has written yet."""
-
-    def __init__(self) -> None:
-        self._left: dict[int, tuple[Ref, list[Box]]] = {}
-        self._unsure: set[int] = set()
-        self.check_unwritten = False
-
-    def born(self, ref: Ref, num_bytes: int) -> None:
-        """ref: any view of a storage of num_bytes that has just come to be."""
-        if ref.numel() * ref.dtype.itemsize != num_bytes or rg.overlaps_itself(ref.sizes, ref.strides):
-            ref = Ref(ref.storage, 0, (num_bytes // ref.dtype.itemsize,), (1,), ref.dtype)  # a part: track all of it
-        self._left[ref.storage] = (ref, [rg.full_box(ref.sizes)])
-        self._unsure.discard(ref.storage)
-
-    def written(self, view: Ref, *, whole: bool = False, sure: bool = True) -> None:
-        entry = self._left.get(view.storage)
-        if entry is None:
-            return
-        ref, left = entry
-        where = locate(ref, view)
-        if whole or (sure and where is None):
-            del self._left[view.storage]
-        elif where is Tangled or (not sure and where is not Elsewhere):
-            self._unsure.add(view.storage)
-        elif where is not Elsewhere:
-            left = [rest for piece in left for rest in rg.subtract(piece, where)]  # type: ignore[arg-type]
-            if left:
-                self._left[view.storage] = (ref, left)
-            else:
-                del self._left[view.storage]
-
-    def reads_unwritten(self, view: Ref) -> bool:
-        """Whether a read of view meets unwritten elements; where that depends on values, the played program checks."""
-        entry = self._left.get(view.storage)
-        if entry is None or not view.numel():
-            return False
-        ref, left = entry
-        where = locate(ref, view)
-        if where is Elsewhere:
-            return False
-        if where is not Tangled and where is not None:
-            left = [piece for piece in left if rg.intersect(piece, where) is not None]  # type: ignore[arg-type]
-        if not left:
-            return False
-        if view.storage in self._unsure or where is Tangled:
-            self.check_unwritten = True
-            return False
-        return True
-
-
 def _emit(
     tape: Tape, items: Sequence[_Item], targets: Sequence[Ref], before: int, draws: list[DrawUse], outside: set[int]
 ) -> Slice:
     numbers: dict[int, int] = {}
     num_bytes: list[int] = []
     constants: dict[int, Any] = {}
-    coverage = _Coverage()
-    ops: list[PlayedOp | PlayedExact] = []
+    coverage = Coverage()
+    ops: list[PlayedItem] = []
+    temporaries: dict[int, Node] = {}
 
     def local(ref: Ref, time: float, *, made_here: bool = False) -> Ref:
         number = numbers.get(ref.storage)
@@ -333,6 +338,19 @@ def _emit(
             ops.append(PlayedExact(item.name, local(item.view, item.before), program))
             for term in item.terms:
                 coverage.written(item.view.sub_view(term.step.region))
+            continue
+        if isinstance(item, _Drawn):
+            if item.name is None:
+                temporaries[len(ops)] = item.node
+            name, index = item.name or "", item.node.index
+            made_here = any(ref is item.view for _, ref in item.node.fresh)
+            owner = local(item.owner, index, made_here=made_here)
+            view = local(item.view, index, made_here=made_here)
+            if item.op in COMPOSITE:
+                ops.append(PlayedDraw(item.op, item.args, name, owner, view, item.region))
+            else:
+                ops.append(PlayedExact(name, owner, Exact((Step(item.op, item.args, item.region),))))
+            coverage.written(item.view)
             continue
         if item.info.is_empty:
             for _, ref in item.fresh:
@@ -355,7 +373,7 @@ def _emit(
         if coverage.reads_unwritten(ref):
             raise UnwrittenAtEnd
     played = Played(tuple(ops), outs[0], tuple(num_bytes), constants, coverage.check_unwritten)
-    return Slice(played, outs, draws)
+    return Slice(played, outs, draws, temporaries)
 
 
 class UnwrittenAtEnd(Exception):

@@ -85,18 +85,31 @@ def _draw(step: Step, index: np.ndarray, dtype: str, seed: int, tensor_id: int) 
     return draw(index, *step.args, dtype=dtype, seed=seed, tensor_id=tensor_id)
 
 
+def _eye(step: Step, index: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Which of these elements, all in the step's region, are its ones."""
+    coordinates = np.unravel_index(index, shape)
+    along = []
+    for dim in (int(dim) for dim in step.args):
+        span = None if step.region is None else step.region[dim]
+        along.append(coordinates[dim] if span is None else (coordinates[dim] - span.start) // span.step)
+    return along[0] == along[1]
+
+
 def values_by_reference(entry: Entry, index: np.ndarray, seed: int) -> np.ndarray:
     """Bit patterns of some elements of a tensor with an exact program, at these row-major indices."""
     program, dtype = entry.program, dtype_name(entry.dtype)
     assert isinstance(program, Exact) and dtype is not None
-    tensor_id = reference.tensor_id(entry.name)
+    tensor_id = reference.tensor_id(program.drawn_as or entry.name)
     wide, working = ("float64", np.float64) if dtype == "float64" else ("float32", np.float32)
     unsigned = {8: np.uint64, 4: np.uint32, 2: np.uint16, 1: np.uint8}[entry.dtype.itemsize]
     rounded = np.zeros(index.shape, unsigned)
     values = np.zeros(index.shape, working)
     for step in program.steps:
         here = _inside(step.region, index, entry.shape)
-        if step.overwrites:
+        if step.op == "eye":
+            values[here] = _eye(step, index[here], entry.shape)
+            rounded[here] = round_to(values[here], dtype)
+        elif step.overwrites:
             rounded[here] = _draw(step, index[here], dtype, seed, tensor_id)
             values[here] = _draw(step, index[here], wide, seed, tensor_id).view(working)
         else:
@@ -150,6 +163,8 @@ def check_values(plan: Plan, tensors: dict[str, torch.Tensor], seed: int) -> Val
         bits = _bits(tensors[entry.name])
         if bool((bits == bits[-1]).all()):
             checks.problems.append(f"{entry.name} is random, and must not be constant, but all its elements are equal")
+        if entry.program.drawn_as is not None:  # type: ignore[union-attr]
+            continue  # a copy, which may well be equal
         key = bits[:4096].numpy().tobytes()
         other = seen.setdefault(key, entry.name)
         if other != entry.name and torch.equal(bits, _bits(tensors[other])):
