@@ -1,0 +1,126 @@
+"""Digests of tensors (docs/stream.md, section 9): sums over what this process holds, and the hashes over them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from . import _native, region
+from .native import check_memory
+
+Sum = int  # 128 bits: four u32, u4's lowest
+Part = tuple[torch.Tensor, "int | tuple[int, ...]"]  # a local view and its place, as locate gives them
+
+_MASK32 = (1 << 32) - 1
+# Elements that are copied to the CPU at a time, from devices that no kernel of ours reads.
+_CHUNK = 1 << 24
+
+
+def add_sums(sums: Iterable[Sum]) -> Sum:
+    """The sum of the union of disjoint sets of elements."""
+    lanes = [0, 0, 0, 0]
+    for one in sums:
+        for k in range(4):
+            lanes[k] += one >> (32 * k)
+    return sum((lane & _MASK32) << (32 * k) for k, lane in enumerate(lanes))
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def tensor_digest(dtype: str, shape: Sequence[int], total: Sum) -> str:
+    """The digest of a whole tensor, 32 hex digits."""
+    text = f"torch_shardinit digest 1\0{dtype}\0{','.join(map(str, shape))}\0".encode()
+    return hashlib.sha256(text + total.to_bytes(16, "little")).hexdigest()[:32]
+
+
+def combined_digest(tensors: Mapping[str, str]) -> str:
+    """The digest of named tensors, 32 hex digits, from theirs."""
+    state = hashlib.sha256(b"torch_shardinit digest 1 of tensors\0")
+    for name in sorted(tensors):
+        raw = name.encode("utf-8")
+        state.update(len(raw).to_bytes(8, "little") + raw + bytes.fromhex(tensors[name]))
+    return state.hexdigest()[:32]
+
+
+def _native_piece(view: torch.Tensor, offset: int | tuple[int, ...], shape: Sequence[int]) -> tuple[Any, ...]:
+    if isinstance(offset, int):
+        first, steps = offset, region.row_major_strides(view.shape)
+    else:
+        strides = region.row_major_strides(shape)
+        first = sum(start * stride for start, stride in zip(offset, strides, strict=True))
+        # A dimension of one element takes no step; its own may be 2^63, which no int64 holds.
+        steps = tuple(1 if n <= 1 else stride for n, stride in zip(view.shape, strides, strict=True))
+    return view.data_ptr(), view.element_size(), tuple(view.shape), view.stride(), first, steps
+
+
+def _chunks(view: torch.Tensor, offset: int | tuple[int, ...]) -> Iterator[Part]:
+    """The part in bounded ones."""
+    for start in range(0, view.numel(), _CHUNK):
+        length = min(_CHUNK, view.numel() - start)
+        for box in region.boxes_of_run(tuple(view.shape), start, length):
+            if isinstance(offset, int):
+                # A run's view is one-dimensional.
+                yield view[region.slices(box)], offset + (box[0].start if box else 0)
+            else:
+                yield view[region.slices(box)], tuple(o + s.start for o, s in zip(offset, box, strict=True))
+
+
+def _as_memory(view: torch.Tensor) -> torch.Tensor:
+    view = view.detach()
+    if view.is_conj() or view.is_neg():  # lazily: the bits in memory are not the values'
+        view = view.resolve_conj().resolve_neg()
+    return view
+
+
+def digest_parts(parts: Sequence[tuple[torch.Tensor, int | tuple[int, ...], Sequence[int]]]) -> list[Sum]:
+    """The sum of each (local view, offset, global shape), in one call of the kernels for each device.
+
+    Nothing is copied, but from devices that have no kernel: those are read through the CPU in bounded chunks.
+
+    Raises:
+        ValueError: a tensor has no memory (is on meta, or was freed).
+    """
+    sums: list[Sum] = [0] * len(parts)
+    native: list[tuple[int, tuple[Any, ...]]] = []
+    alive = []
+    for number, (tensor, offset, shape) in enumerate(parts):
+        if tensor.numel() == 0:
+            continue
+        if tensor.is_meta:
+            raise ValueError("fingerprint: a tensor must have memory, got one on meta")
+        view = _as_memory(tensor)
+        alive.append(view)
+        if view.device.type == "cpu":
+            check_memory("fingerprint", view)
+            native.append((number, _native_piece(view, offset, shape)))
+        else:
+            for chunk, at in _chunks(view, offset):
+                (one,) = digest_parts([(chunk.cpu(), at, shape)])
+                sums[number] = add_sums((sums[number], one))
+    found = _native.digest([piece for _, piece in native], torch.get_num_threads())
+    for (number, _), raw in zip(native, found, strict=True):
+        sums[number] = int.from_bytes(raw, "little")
+    return sums
+
+
+def whole(shape: Sequence[int]) -> tuple[int, int]:
+    """(elements, sum of their global indices modulo 2^64) of a whole tensor."""
+    numel = math.prod(shape)
+    return numel, numel * (numel - 1) // 2 % 2**64
+
+
+def extent(box: region.Box, shape: Sequence[int]) -> tuple[int, int]:
+    """The same of a box."""
+    numel = region.numel(box)
+    first, steps = region.grid_of_box(box, shape)
+    moment = numel * first
+    for s, step in zip(box, steps, strict=True):
+        if s.size:
+            moment += step * (s.size * (s.size - 1) // 2) * (numel // s.size)
+    return numel, moment % 2**64
