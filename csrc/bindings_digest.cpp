@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "digest.h"
+#include "digest_cuda.h"
 
 namespace py = pybind11;
 
@@ -60,8 +60,49 @@ py::list digest(const py::list& list, int num_threads) {
   return result;
 }
 
+// The slots of a plan: (how many, [(begin, end) of each piece]).
+py::tuple slots_of(const DigestSlots& slots) {
+  py::list ranges;
+  for (const auto& range : slots.of_piece) ranges.append(py::make_tuple(range.first, range.second));
+  return py::make_tuple(slots.num_slots, ranges);
+}
+
+// What digest_cuda would launch: the slots, and [(kernel, thread blocks, threads of each, parameters)].
+py::tuple digest_launches(const py::list& list, uint32_t num_multiprocessors, uint64_t slots) {
+  const std::vector<DigestPiece> pieces = pieces_of(list);
+  py::list launches;
+  const DigestSlots planned =
+      plan_digest(pieces.data(), pieces.size(), num_multiprocessors, slots, [&](const DigestLaunch& launch) {
+        launches.append(py::make_tuple(launch.is_run ? "shardinit_digest_run" : "shardinit_digest_grid", launch.grid,
+                                       kThreads,
+                                       py::bytes(static_cast<const char*>(launch.parameters), launch.num_bytes)));
+      });
+  return py::make_tuple(slots_of(planned), launches);
+}
+
+#if defined(SHARDINIT_CUDA)
+py::tuple digest_on_cuda(const py::list& list, int device, uintptr_t stream, uint32_t num_multiprocessors,
+                         uint64_t slots) {
+  const std::vector<DigestPiece> pieces = pieces_of(list);
+  DigestSlots found;
+  {
+    const py::gil_scoped_release release;
+    found =
+        digest_cuda(pieces.data(), pieces.size(), device, reinterpret_cast<void*>(stream), num_multiprocessors, slots);
+  }
+  return slots_of(found);
+}
+#endif
+
 }  // namespace
 
-void bind_digest(py::module_& m) { m.def("digest", &digest, py::arg("pieces"), py::arg("num_threads")); }
+void bind_digest(py::module_& m) {
+  m.def("digest", &digest, py::arg("pieces"), py::arg("num_threads"));
+  m.def("digest_launches", &digest_launches, py::arg("pieces"), py::arg("num_multiprocessors"), py::arg("slots"));
+#if defined(SHARDINIT_CUDA)
+  m.def("digest_cuda", &digest_on_cuda, py::arg("pieces"), py::arg("device"), py::arg("stream"),
+        py::arg("num_multiprocessors"), py::arg("slots"));
+#endif
+}
 
 }  // namespace shardinit

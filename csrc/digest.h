@@ -6,8 +6,8 @@
 
 namespace shardinit {
 
-inline constexpr uint32_t kDigestMul = 0xD256D193u;                 // Philox2x32's
-inline constexpr uint64_t kDigestKey = 0x3120747365676964u;         // "digest 1", little-endian
+inline constexpr uint32_t kDigestMul = 0xD256D193u;          // Philox2x32's
+inline constexpr uint64_t kDigestKey = 0x3120747365676964u;  // "digest 1", little-endian
 inline constexpr int kDigestRounds = 7;
 
 // The round keys of all words whose index has this high half.

@@ -64,7 +64,7 @@ void digest_row(Adder* adder, uint32_t size, const char* from, int64_t n, int64_
   }
   char buffer[kChunk * 4];
   const int64_t stride_bytes = stride * static_cast<int64_t>(size);
-  for (; n; ) {
+  for (; n;) {
     const int64_t count = std::min(n, kChunk);
     for (uint64_t word = 0; word < words; ++word) {
       const char* begin = from + 4 * word;

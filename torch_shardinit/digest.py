@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from . import _native, region
@@ -87,8 +88,8 @@ def digest_parts(parts: Sequence[tuple[torch.Tensor, int | tuple[int, ...], Sequ
         ValueError: a tensor has no memory (is on meta, or was freed).
     """
     sums: list[Sum] = [0] * len(parts)
-    native: list[tuple[int, tuple[Any, ...]]] = []
-    alive = []
+    native: dict[torch.device, list[tuple[int, tuple[Any, ...]]]] = {}
+    alive = []  # what _as_memory made
     for number, (tensor, offset, shape) in enumerate(parts):
         if tensor.numel() == 0:
             continue
@@ -96,17 +97,38 @@ def digest_parts(parts: Sequence[tuple[torch.Tensor, int | tuple[int, ...], Sequ
             raise ValueError("fingerprint: a tensor must have memory, got one on meta")
         view = _as_memory(tensor)
         alive.append(view)
-        if view.device.type == "cpu":
+        if view.device.type == "cpu" or (view.is_cuda and _native.CUDA is not None and not torch.version.hip):
             check_memory("fingerprint", view)
-            native.append((number, _native_piece(view, offset, shape)))
+            native.setdefault(view.device, []).append((number, _native_piece(view, offset, shape)))
         else:
             for chunk, at in _chunks(view, offset):
                 (one,) = digest_parts([(chunk.cpu(), at, shape)])
                 sums[number] = add_sums((sums[number], one))
-    found = _native.digest([piece for _, piece in native], torch.get_num_threads())
-    for (number, _), raw in zip(native, found, strict=True):
-        sums[number] = int.from_bytes(raw, "little")
+    for device, numbered in native.items():
+        pieces = [piece for _, piece in numbered]
+        found = _on_cuda(pieces, device) if device.type == "cuda" else _native.digest(pieces, torch.get_num_threads())
+        for (number, _), raw in zip(numbered, found, strict=True):
+            sums[number] = int.from_bytes(raw, "little")
     return sums
+
+
+def sums_of_slots(slots: np.ndarray, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """What each piece adds up to; slots: uint32, (slots, 4)."""
+    running = np.zeros((len(slots) + 1, 4), np.uint32)
+    np.cumsum(slots, axis=0, dtype=np.uint32, out=running[1:])
+    return [(running[end] - running[begin]).astype("<u4").tobytes() for begin, end in ranges]
+
+
+def _on_cuda(pieces: list[tuple[Any, ...]], device: torch.device) -> list[bytes]:
+    """By the kernels, on torch's current stream; some MiB of slots at most, of which each thread writes one."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    processors = torch.cuda.get_device_properties(index).multi_processor_count
+    (num_slots, ranges), _ = _native.digest_launches(pieces, processors, 0)
+    with torch.cuda.device(index):
+        slots = torch.empty((num_slots, 4), dtype=torch.int32, device=device)
+        stream = torch.cuda.current_stream(index).cuda_stream
+        _native.digest_cuda(pieces, index, stream, processors, slots.data_ptr())
+        return sums_of_slots(slots.cpu().numpy().view(np.uint32), ranges)
 
 
 def whole(shape: Sequence[int]) -> tuple[int, int]:
