@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from .cli_fingerprint import add_commands
+
 if TYPE_CHECKING:
     from .verify import Report, Row
 
@@ -173,10 +175,12 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "--timeout", type=float, default=300, help="seconds until the run is given up (default: %(default)g)"
     )
     verify.add_argument("--no-today", action="store_true", help="leave out the row of what torch does today")
+    add_commands(commands)
     return parser, verify
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser, verify = _parser()
-    return _verify(parser.parse_args(arguments), verify)
+    options = parser.parse_args(arguments)
+    return options.run(options) if "run" in options else _verify(options, verify)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -97,6 +98,12 @@ class Plan:
         from .apply import fill_named
 
         return fill_named(self, name, tensor, offset, seed)
+
+    def export(self, path: str | os.PathLike[str], seed: int | None = None, **options: Any) -> None:
+        """Writes the unsharded model's initial weights as a checkpoint, without the model; see export.export."""
+        from .export import export
+
+        export(self, path, seed, **options)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
