@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import torch_shardinit as shardinit
 from torch_shardinit.demo_model import Decoder, tiny
 from torch_shardinit.verify_layouts import LAYOUTS, build
-from torch_shardinit.verify_meter import InitMeter
+from torch_shardinit.verify_meter import CollectiveCounter, InitMeter
 from torch_shardinit.verify_processes import ChildError, run_gloo
 
 SEED = 11
@@ -41,7 +41,15 @@ def _layouts_worker(rank: int, world: int) -> str:
         shardinit.check_replicas(model)
         other = shardinit.fingerprint(layout.init(tiny, SEED + 1, InitMeter()))
         assert other.digest != want.digest, name
-        local = shardinit.fingerprint(model, local_only=True)
+        counter = CollectiveCounter()
+        with counter.counting():
+            local = shardinit.fingerprint(model, local_only=True)
+        assert counter.counts == (0, 0)
+        counter = CollectiveCounter()
+        with counter.counting():
+            shardinit.fingerprint(model)
+        tensors = len(set(want.tensors.values()))
+        assert counter.count == 2 and sum(size for _, size in counter.calls) < (world + 1) * (400 + 60 * tensors), name
         if name in ("unsharded", "ddp") or "no-shard" in name:
             assert local == want, name
         else:

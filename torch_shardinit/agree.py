@@ -71,9 +71,13 @@ def check_replicas(model: Any, group: Any = None, *, timeout: float | None = Non
     """
     exchange = Exchange("check_replicas", group, timeout=timeout)
     holdings, tables = exchange_tables(exchange, lambda: holdings_of(model, non_persistent=True))
-    tensors = list(merged(exchange, tables))
+    differing, count = [], 0
+    for tensor in merged(exchange, tables):
+        count += 1
+        if not tensor.agrees:
+            differing.append(tensor)
     _check_tables(exchange, tables)
-    raise_for_mismatches(exchange, holdings, tensors)
+    raise_for_mismatches(exchange, holdings, differing, count)
 
 
 def _program_text(entry: Entry) -> str:

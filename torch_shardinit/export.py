@@ -137,6 +137,8 @@ def _write_dcp(folder: Path, entries: list[tuple[str, Entry]], source: _Source, 
     class Planner(SavePlanner):
         """Chunks that are made when the writer asks for them."""
 
+        written: torch.Tensor | None = None
+
         def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
             pass
 
@@ -161,7 +163,10 @@ def _write_dcp(folder: Path, entries: list[tuple[str, Entry]], source: _Source, 
             entry = entry_of[write_item.index.fqn]
             assert write_item.tensor_data is not None
             chunk = write_item.tensor_data.chunk
-            out = torch.empty(chunk.sizes, dtype=entry.dtype)
+            # The writer has written the chunk before this one, but holds one of each tensor to the end (torch 2.13).
+            if self.written is not None:
+                self.written.untyped_storage().resize_(0)
+            self.written = out = torch.empty(chunk.sizes, dtype=entry.dtype)
             if out.numel():
                 # A chunk is one run of the tensor, since it is a box of a run that boxes_of_run has cut.
                 strides = region.row_major_strides(entry.shape)
@@ -172,7 +177,9 @@ def _write_dcp(folder: Path, entries: list[tuple[str, Entry]], source: _Source, 
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it should be
-        dcp.save({}, storage_writer=dcp.FileSystemWriter(folder), planner=Planner(), no_dist=True)
+        # No copying ahead: one chunk is asked for when the one before is written.
+        writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0)
+        dcp.save({}, storage_writer=writer, planner=Planner(), no_dist=True)
 
 
 def export(

@@ -12,7 +12,7 @@ from .digest import Sum, combined_digest, tensor_digest, whole
 from .errors import ShardInitError
 from .exchange import Exchange
 from .holdings import Holding, digest_holdings, holdings_of
-from .merge import Tensor, covered, exchange_tables, merged, total
+from .merge import Tensor, exchange_tables, merged
 from .mismatch import raise_for_mismatches
 
 DIGEST_VERSION = 1
@@ -168,16 +168,15 @@ def fingerprint_of(sums: Mapping[str, tuple[str, tuple[int, ...], Sum]]) -> Fing
     )
 
 
-def _check_covered(what: str, tensors: list[Tensor]) -> None:
-    for tensor in tensors:
-        if covered(tensor):
-            continue
-        held = sum(one.numel for one in tensor.regions)
-        raise ShardInitError(
-            f"{what}: the group's ranks must hold each element of {tensor.name or 'the tensor'} between them, as "
-            f"equal or disjoint regions; its shape is {list(tensor.shape)}, {whole(tensor.shape)[0]} elements, and "
-            f"{len(tensor.regions)} regions of {held} elements are there. Is the group the right one?"
-        )
+def _check_covered(what: str, tensor: Tensor) -> None:
+    if tensor.covered():
+        return
+    held = sum(one.numel for one in tensor.regions())
+    raise ShardInitError(
+        f"{what}: the group's ranks must hold each element of {tensor.name or 'the tensor'} between them, as equal or "
+        f"disjoint regions; its shape is {list(tensor.shape)}, {whole(tensor.shape)[0]} elements, and "
+        f"{len(tensor.distinct)} regions of {held} elements are there. Is the group the right one?"
+    )
 
 
 def fingerprint(
@@ -212,8 +211,12 @@ def fingerprint(
     if local_only:
         return _local(holdings_of(what, non_persistent=non_persistent))
     holdings, tables = exchange_tables(exchange, lambda: holdings_of(what, non_persistent=non_persistent))
-    tensors = list(merged(exchange, tables))
-    del tables
-    _check_covered("fingerprint", tensors)
-    raise_for_mismatches(exchange, holdings, tensors)
-    return fingerprint_of({one.name: (one.dtype, one.shape, total(one)) for one in tensors})
+    sums: dict[str, tuple[str, tuple[int, ...], Sum]] = {}
+    differing = []
+    for tensor in merged(exchange, tables):  # one at a time: together they would be a second copy of the tables
+        _check_covered("fingerprint", tensor)
+        sums[tensor.name] = tensor.dtype, tensor.shape, tensor.total()
+        if not tensor.agrees:
+            differing.append(tensor)
+    raise_for_mismatches(exchange, holdings, differing, len(sums))
+    return fingerprint_of(sums)

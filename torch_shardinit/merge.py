@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .digest import Sum, add_sums, whole
+from .digest import Sum, whole
 from .errors import ShardInitError
 from .exchange import Exchange
 from .holdings import Holding, digest_holdings
@@ -27,23 +27,45 @@ TableEntry = tuple[tuple[str, ...], str, tuple[int, ...]]  # names, dtype, shape
 
 @dataclass
 class Region:
-    """Elements of a tensor that some ranks hold, with the ranks of each sum. Several sums: replicas that differ."""
+    """Elements of a tensor that some ranks hold, with the ranks of each sum. Several sums are replicas that differ."""
 
-    key: int
     numel: int
-    moment: int
     ranks_of_sum: dict[Sum, list[int]]
 
 
-@dataclass
 class Tensor:
-    """One name of a tensor over all ranks. listed: the ranks whose list has it."""
+    """One name of a tensor over all ranks.
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    regions: list[Region]
-    listed: list[int]
+    rows: (holders, 5), of the ranks `ranks` that hold some of it. With 512 ranks and 2,000 tensors there are a million
+    rows, so what every call needs is done on whole arrays.
+    """
+
+    def __init__(self, name: str, dtype: str, shape: tuple[int, ...], rows: np.ndarray, ranks: np.ndarray) -> None:
+        self.name, self.dtype, self.shape = name, dtype, shape
+        held = rows[:, 0] != 0
+        order = np.argsort(rows[held, 0], kind="stable")
+        self.rows, self.ranks = rows[held][order], ranks[held][order]
+        again = self.rows[1:, 0] == self.rows[:-1, 0]  # the region of the rank before, in this order
+        self.distinct = self.rows[np.concatenate(([True], ~again))[: len(self.rows)]]
+        self.agrees = bool((self.rows[1:][again] == self.rows[:-1][again]).all())
+
+    def covered(self) -> bool:
+        """Whether the regions make up the tensor once: as many elements, with as great a sum of their indices."""
+        numel, moment = self.distinct[:, 1:3].sum(axis=0, dtype=np.uint64)
+        return (int(numel), int(moment)) == whole(self.shape)
+
+    def total(self) -> Sum:
+        """The whole tensor's sum, each region counted once."""
+        words = np.ascontiguousarray(self.distinct[:, 3:]).view("<u4").reshape(-1, 4)
+        return int.from_bytes(words.sum(axis=0, dtype="<u4").tobytes(), "little")
+
+    def regions(self) -> list[Region]:
+        found: dict[int, Region] = {}
+        for rank, row in zip(self.ranks.tolist(), self.rows.tolist(), strict=True):
+            key, numel, _, low, high = row
+            one = found.setdefault(key, Region(numel, {}))
+            one.ranks_of_sum.setdefault(low | high << 64, []).append(rank)
+        return list(found.values())
 
 
 @dataclass
@@ -161,24 +183,7 @@ def merged(exchange: Exchange, tables: Tables) -> Iterator[Tensor]:
                 f"{shown}"
             )
         ((dtype, shape),) = kinds
-        regions: dict[tuple[int, int, int], Region] = {}
-        listed: list[int] = []
-        for number, row in places[name]:
-            listed += ranks_of_table[number]
-            for rank in ranks_of_table[number]:
-                key, numel, moment, low, high = (int(word) for word in tables.rows[rank, row])
-                if key:
-                    one = regions.setdefault((key, numel, moment), Region(key, numel, moment, {}))
-                    one.ranks_of_sum.setdefault(low | high << 64, []).append(rank)
-        yield Tensor(name, dtype, shape, list(regions.values()), sorted(listed))
-
-
-def covered(tensor: Tensor) -> bool:
-    """Whether the regions make up the tensor once: as many elements, with as great a sum of their indices."""
-    numel = sum(one.numel for one in tensor.regions)
-    moment = sum(one.moment for one in tensor.regions) % 2**64
-    return (numel, moment) == whole(tensor.shape)
-
-
-def total(tensor: Tensor) -> Sum:
-    return add_sums(next(iter(one.ranks_of_sum)) for one in tensor.regions)
+        rows = [tables.rows[ranks_of_table[number], row] for number, row in places[name]]
+        ranks = np.concatenate([ranks_of_table[number] for number, _ in places[name]])
+        order = np.argsort(ranks, kind="stable")
+        yield Tensor(name, dtype, shape, np.concatenate(rows)[order], ranks[order])

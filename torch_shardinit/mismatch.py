@@ -140,19 +140,19 @@ def _locate(exchange: Exchange, searches: list[_Search]) -> list[tuple[tuple[int
     return answers
 
 
-def mismatches(exchange: Exchange, holdings: list[Holding], tensors: list[Tensor]) -> list[Mismatch]:
-    """All tensors whose replicas differ. Collective where there are any, and then on every rank."""
+def _mismatches(exchange: Exchange, holdings: list[Holding], tensors: list[Tensor]) -> list[Mismatch]:
+    """Of tensors whose replicas differ. Collective, on every rank."""
     own = {name: one for one in holdings for name in one.names}
     searches: list[_Search] = []
     for tensor in tensors:
-        for one in tensor.regions:
+        for one in tensor.regions():
             if len(one.ranks_of_sum) > 1:
                 sides = sorted(one.ranks_of_sum.values(), key=lambda ranks: (-len(ranks), ranks))
                 held = any(exchange.rank in side for side in sides)
                 ours = own.get(tensor.name) if held else None
                 searches.append(_Search(tensor, sides, one.numel, ours, 0, one.numel))
                 break
-    located = _locate(exchange, searches[:_MOST_LOCATED]) if searches else []
+    located = _locate(exchange, searches[:_MOST_LOCATED])
     found = []
     for number, search in enumerate(searches):
         answer = located[number] if number < len(located) else None
@@ -162,15 +162,15 @@ def mismatches(exchange: Exchange, holdings: list[Holding], tensors: list[Tensor
     return found
 
 
-def raise_for_mismatches(exchange: Exchange, holdings: list[Holding], tensors: list[Tensor]) -> None:
-    """Raises ReplicaMismatchError on every rank where replicas differ."""
-    found = mismatches(exchange, holdings, tensors)
-    if not found:
+def raise_for_mismatches(exchange: Exchange, holdings: list[Holding], differing: list[Tensor], of: int) -> None:
+    """Raises ReplicaMismatchError, on every rank, where the replicas of some of `of` tensors differ."""
+    if not differing:
         return
+    found = _mismatches(exchange, holdings, differing)
     shown = "\n".join(f"  {one}" for one in found[:_MOST_LOCATED])
     more = f"\n  and {len(found) - _MOST_LOCATED} more" if len(found) > _MOST_LOCATED else ""
     raise ReplicaMismatchError(
-        f"{exchange.what}: ranks that hold the same elements must hold the same bits; {len(found)} of {len(tensors)} "
+        f"{exchange.what}: ranks that hold the same elements must hold the same bits; {len(found)} of {of} "
         f"tensors differ (name: ranks that agree | ranks that agree with each other):\n{shown}{more}",
         tuple(found),
     )
