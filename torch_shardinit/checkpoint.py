@@ -20,7 +20,7 @@ from .digest import Sum, add_sums, digest_parts, dtype_text, extent, whole
 from .fingerprint import Fingerprint, fingerprint_of
 from .progress import Progress, to_stderr
 
-CHUNK_BYTES = 1 << 25
+CHUNK_BYTES = 1 << 24
 _MOST_HEADER = 100 * 10**6  # as the format's own library allows
 
 SAFETENSORS_DTYPES = {
@@ -287,7 +287,7 @@ def fingerprint_checkpoint(
         prefix: only names that begin with it count, without it ("model." for a checkpoint of {"model": ...}).
         quiet: False shows progress on stderr.
 
-    Memory: a buffer of 32 MiB beside what names and shapes take.
+    Memory: a buffer of 16 MiB beside what names and shapes take.
     """
     checkpoint = open_checkpoint(path)
     tensors = {name.removeprefix(prefix): one for name, one in checkpoint.tensors.items() if name.startswith(prefix)}

@@ -21,7 +21,7 @@ from .program import Exact, Unwritten
 from .progress import Progress, to_stderr
 from .stream import resolve_seed
 
-CHUNK_BYTES = 1 << 25
+CHUNK_BYTES = 1 << 24
 FILE_BYTES = 5 * 10**9  # of a safetensors file, about
 FORMATS = ("dcp", "safetensors")
 
@@ -133,11 +133,10 @@ def _write_dcp(folder: Path, entries: list[tuple[str, Entry]], source: _Source, 
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
 
     entry_of = dict(entries)
+    buffer = bytearray(CHUNK_BYTES)
 
     class Planner(SavePlanner):
         """Chunks that are made when the writer asks for them."""
-
-        written: torch.Tensor | None = None
 
         def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
             pass
@@ -163,10 +162,11 @@ def _write_dcp(folder: Path, entries: list[tuple[str, Entry]], source: _Source, 
             entry = entry_of[write_item.index.fqn]
             assert write_item.tensor_data is not None
             chunk = write_item.tensor_data.chunk
-            # The writer has written the chunk before this one, but holds one of each tensor to the end (torch 2.13).
-            if self.written is not None:
-                self.written.untyped_storage().resize_(0)
-            self.written = out = torch.empty(chunk.sizes, dtype=entry.dtype)
+            # One buffer for all: the writer has written the chunk before this one, though it holds on to one of each
+            # tensor (torch 2.13). By frombuffer, for the writer copies what is smaller than its storage.
+            numel = math.prod(chunk.sizes)
+            flat = torch.frombuffer(buffer, dtype=entry.dtype, count=numel) if numel else torch.empty(0)
+            out = flat.to(entry.dtype).view(chunk.sizes)
             if out.numel():
                 # A chunk is one run of the tensor, since it is a box of a run that boxes_of_run has cut.
                 strides = region.row_major_strides(entry.shape)
@@ -201,7 +201,7 @@ def export(
         keep: glob patterns of tensors to leave out.
         quiet: False shows progress on stderr.
 
-    Memory: some chunks of 32 MiB; tensors that are played (not exact) are held whole, one at a time.
+    Memory: some chunks of 16 MiB; tensors that are played (not exact) are held whole, one at a time.
 
     Raises:
         UninitializedError: nothing writes some tensors; it names all of them.
