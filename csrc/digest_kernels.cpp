@@ -62,7 +62,7 @@ SHARDINIT_HD void add(Sums* sums, const Wide& loaded, const Wide& products, uint
 }
 
 template <class T>
-void run(const T* elements, size_t n, uint32_t low, uint64_t step, const DigestKey& key, uint32_t out[4]) {
+void run(const char* elements, size_t n, uint32_t low, uint64_t step, const DigestKey& key, uint32_t out[4]) {
   constexpr size_t kInLane = 8 / sizeof(T);
   constexpr size_t kBatch = Wide::kLanes * kInLane;  // elements of a vector
   constexpr size_t kSmall = 4;
@@ -71,7 +71,7 @@ void run(const T* elements, size_t n, uint32_t low, uint64_t step, const DigestK
   if (n > kSmall) {
     Wide products = ramp(product, unit * kInLane);
     Sums sums{};
-    for (; n >= kBatch; n -= kBatch, elements += kBatch) {
+    for (; n >= kBatch; n -= kBatch, elements += kBatch * sizeof(T)) {
       // Not by memcpy, which GCC 12 does in two halves that the processor then can't forward to one load.
       const Wide loaded{*reinterpret_cast<const Wide::Anywhere*>(elements)};
       add<T>(&sums, loaded, products, unit, key, [](const Wide& words, int) { return words; });
@@ -91,7 +91,9 @@ void run(const T* elements, size_t n, uint32_t low, uint64_t step, const DigestK
     return;
   }
   for (size_t i = 0; i < n; ++i, product += unit) {
-    const auto words = digest_words(product, static_cast<uint32_t>(elements[i]), key);
+    T x;  // at any address
+    memcpy(&x, elements + i * sizeof(T), sizeof(T));
+    const auto words = digest_words(product, static_cast<uint32_t>(x), key);
     for (int k = 0; k < 4; ++k) out[k] += words.w[k];
   }
 }
@@ -105,11 +107,11 @@ void SHARDINIT_NAME(SHARDINIT_ISA)(const void* elements, uint32_t size, size_t n
                                    const DigestKey& key, uint32_t sum[4]) {
   switch (size) {
     case 1:
-      return run(static_cast<const uint8_t*>(elements), n, low, step, key, sum);
+      return run<uint8_t>(static_cast<const char*>(elements), n, low, step, key, sum);
     case 2:
-      return run(static_cast<const uint16_t*>(elements), n, low, step, key, sum);
+      return run<uint16_t>(static_cast<const char*>(elements), n, low, step, key, sum);
     default:
-      return run(static_cast<const uint32_t*>(elements), n, low, step, key, sum);
+      return run<uint32_t>(static_cast<const char*>(elements), n, low, step, key, sum);
   }
 }
 

@@ -77,6 +77,14 @@ def test_instruction_sets_threads_and_memory_do_not_matter() -> None:
     assert fingerprint(torch.ones(1).expand(5)) == fingerprint(torch.ones(5))
 
 
+def test_tensors_at_odd_addresses() -> None:
+    values = torch.randn(33)
+    raw = bytearray(b"??") + bytearray(values.view(torch.uint8).numpy().tobytes())
+    odd = torch.frombuffer(raw, dtype=torch.float32, count=33, offset=2)
+    assert odd.data_ptr() % 4 == 2
+    assert fingerprint(odd) == fingerprint(values) and fingerprint(odd[::2]) == fingerprint(values[::2])
+
+
 def test_names_dtypes_shapes_and_swapped_tensors_count() -> None:
     a, b = torch.randn(6, 4), torch.randn(6, 4)
     base = fingerprint({"a": a, "b": b})

@@ -79,6 +79,17 @@ def _as_memory(view: torch.Tensor) -> torch.Tensor:
     return view
 
 
+def _check_storage(view: torch.Tensor) -> None:
+    """As check_memory, but for alignment: the CPU's kernels read any address, and safetensors files load at such."""
+    last = view.storage_offset() + sum((n - 1) * step for n, step in zip(view.shape, view.stride(), strict=True))
+    needed, held = (last + 1) * view.element_size(), view.untyped_storage().nbytes()
+    if needed > held:
+        raise ValueError(
+            f"fingerprint: tensor must lie in its storage, got one that needs {needed} bytes of {held} (freed by FSDP, "
+            "or resize_?)"
+        )
+
+
 def digest_parts(parts: Sequence[tuple[torch.Tensor, int | tuple[int, ...], Sequence[int]]]) -> list[Sum]:
     """The sum of each (local view, offset, global shape), in one call of the kernels for each device.
 
@@ -98,7 +109,10 @@ def digest_parts(parts: Sequence[tuple[torch.Tensor, int | tuple[int, ...], Sequ
         view = _as_memory(tensor)
         alive.append(view)
         if view.device.type == "cpu" or (view.is_cuda and _native.CUDA is not None and not torch.version.hip):
-            check_memory("fingerprint", view)
+            if view.is_cuda:
+                check_memory("fingerprint", view)
+            else:
+                _check_storage(view)
             native.setdefault(view.device, []).append((number, _native_piece(view, offset, shape)))
         else:
             for chunk, at in _chunks(view, offset):

@@ -95,6 +95,8 @@ def _files(entries: list[tuple[str, Entry]]) -> list[list[tuple[str, Entry]]]:
 def _write_safetensors(
     folder: Path, entries: list[tuple[str, Entry]], source: _Source, metadata: dict[str, str], progress: Progress
 ) -> None:
+    # Wide types first, so that every tensor of a mapped file is aligned.
+    entries = sorted(entries, key=lambda one: -one[1].dtype.itemsize)
     files = _files(entries)
     names = [f"model-{k + 1:05}-of-{len(files):05}.safetensors" for k in range(len(files))]
     names = ["model.safetensors"] if len(files) == 1 else names
