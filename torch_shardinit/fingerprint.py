@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,6 +184,7 @@ def fingerprint(
     *,
     group: Any = None,
     local_only: bool = False,
+    rename: Callable[[str], str] | None = None,
     non_persistent: bool = False,
     timeout: float | None = None,
 ) -> Fingerprint:
@@ -199,6 +200,7 @@ def fingerprint(
         group: the ranks that together hold everything; None is the default group, or this process alone where there is
             none. Every rank must call.
         local_only: looks at what this process holds alone and communicates nothing. Parts of tensors are marked.
+        rename: from a name here to the name in the whole model, where this is a part of it (a pipeline stage).
         non_persistent: counts buffers that a model's state_dict leaves out, too. Without, a model, its state dict
             and its checkpoint have one fingerprint.
         timeout: seconds that each of the collectives may take, 120 by default.
@@ -208,9 +210,13 @@ def fingerprint(
         ShardInitError: a rank is missing, fails, or gives a name another dtype or shape; or elements have no holder.
     """
     exchange = Exchange("fingerprint", group, timeout=timeout, alone=local_only)
+
+    def prepare() -> list[Holding]:
+        return holdings_of(what, non_persistent=non_persistent, rename=rename)
+
     if local_only:
-        return _local(holdings_of(what, non_persistent=non_persistent))
-    holdings, tables = exchange_tables(exchange, lambda: holdings_of(what, non_persistent=non_persistent))
+        return _local(prepare())
+    holdings, tables = exchange_tables(exchange, prepare)
     sums: dict[str, tuple[str, tuple[int, ...], Sum]] = {}
     differing = []
     for tensor in merged(exchange, tables):  # one at a time: together they would be a second copy of the tables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -138,10 +138,21 @@ def _of_state_dict(state: Mapping[Any, Any]) -> list[Holding]:
     return list(found.values())
 
 
-def holdings_of(what: object, *, non_persistent: bool = False) -> list[Holding]:
+def _rename(holdings: list[Holding], rename: Callable[[str], str]) -> None:
+    owner: dict[str, Holding] = {}
+    for one in holdings:
+        one.names = tuple(sorted({rename(name) for name in one.names}))
+        for name in one.names:
+            if owner.setdefault(name, one) is not one:
+                raise ValueError(f"rename must give different tensors different names, got {name} for two")
+
+
+def holdings_of(
+    what: object, *, non_persistent: bool = False, rename: Callable[[str], str] | None = None
+) -> list[Holding]:
     """The holdings of a model, a state dict (nested dicts get dotted names) or a tensor (named ""), sorted by name.
 
-    non_persistent: buffers that a model's state_dict leaves out, too.
+    non_persistent: buffers that a model's state_dict leaves out, too. rename: from a name here to the whole model's.
     """
     if isinstance(what, nn.Module):
         found = _of_model(what, non_persistent)
@@ -153,4 +164,6 @@ def holdings_of(what: object, *, non_persistent: bool = False) -> list[Holding]:
         found = _of_state_dict(what)
     else:
         raise TypeError(f"a model, a state dict or a tensor is needed, got a {type(what).__name__}")
+    if rename is not None:
+        _rename(found, rename)
     return sorted(found, key=lambda one: one.names)
