@@ -103,6 +103,8 @@ def test_an_exported_checkpoint_is_the_live_model(
         assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
         weight_map = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
         assert set(weight_map) == set(want.tensors)
+        for one in open_checkpoint(tmp_path / "out").tensors.values():
+            assert one.parts[0].at % one.dtype.itemsize == 0, "a mapped file's tensors must be aligned"
     else:
         state = {name: torch.empty_like(one) for name, one in live().state_dict().items()}
         dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)

@@ -13,6 +13,7 @@ import torch.nn as nn
 
 import torch_shardinit as shardinit
 from torch_shardinit import _native, reference
+from torch_shardinit.digest import combined_digest
 from torch_shardinit.exchange import Exchange
 from torch_shardinit.fingerprint import Fingerprint, fingerprint
 from torch_shardinit.holdings import Holding, digest_holdings
@@ -89,6 +90,7 @@ def test_names_dtypes_shapes_and_swapped_tensors_count() -> None:
     a, b = torch.randn(6, 4), torch.randn(6, 4)
     base = fingerprint({"a": a, "b": b})
     assert base == fingerprint({"b": b, "a": a})
+    assert combined_digest(dict(reversed(base.tensors.items()))) == base.digest
     others = [
         {"a": b, "b": a},
         {"a": a, "c": b},
