@@ -124,6 +124,8 @@ def _flipped_worker(rank: int, world: int) -> None:
     shardinit.check_replicas(model)
     if rank == bad:
         _flip(model.module[0].weight, 37 * 70 + 12, 3)
+        _flip(model.module[0].weight, 37 * 70 + 13, 4)
+        _flip(model.module[0].weight, 80 * 70, 5)
         model.module[1].running_var[4] = 2.0
     rest = "0" if world == 2 else "0-2"
     for call in (shardinit.check_replicas, shardinit.fingerprint):
