@@ -252,7 +252,10 @@ def test_error_a_rank_that_dies() -> None:
 def _consistent_worker(rank: int, world: int) -> None:
     with shardinit.recording():
         model = nn.Linear(4, 4)
-    shardinit.check_consistent(model, SEED)
+    counter = CollectiveCounter()
+    with counter.counting():
+        shardinit.check_consistent(model, SEED)
+    assert counter.count == 1 and sum(size for _, size in counter.calls) == 40 * (world + 1)
     plan = shardinit.record(model)
     shardinit.check_consistent(model, SEED, plan)
     with pytest.raises(shardinit.ShardInitError, match=r"differ in seed: 11 on ranks 0, 12 on ranks 1$"):
@@ -267,6 +270,9 @@ def _consistent_worker(rank: int, world: int) -> None:
         longer = nn.Sequential(*[nn.Linear(4, 4) for _ in range(1 + rank)])
     with pytest.raises(shardinit.ShardInitError, match=r"ranks 1 hold 1\.bias, 1\.weight, which ranks 0 lack"):
         shardinit.check_consistent(longer, SEED)
+    with shardinit.recording():
+        stage = nn.ModuleDict({f"stage{rank}": nn.Linear(4, 4)})
+    shardinit.check_consistent(stage, SEED)
     with shardinit.recording():
         played = nn.Linear(4, 4)
         played.register_buffer("table", torch.arange(6.0).cos())

@@ -120,6 +120,8 @@ def check_consistent(
     tensors in the model, and, where the plan plays tensors with torch's own operations, equal torch builds and CPU
     capabilities.
 
+    Costs one all_gather of 40 bytes where everything is equal.
+
     Args:
         model: may still be on meta. Every rank of the group must call.
         seed: as for init_model_; None is the process default.
@@ -148,7 +150,9 @@ def check_consistent(
     except Exception as error:  # the others must hear of it, whatever it is
         failure = error
     own = {"failed": f"{type(failure).__name__}: {failure}" if failure else "", "facts": facts, "plan": digests}
-    answers = [json.loads(raw) for raw in exchange.gather_bytes(json.dumps(own).encode())]
+    texts, number_of_rank = exchange.gather_distinct(json.dumps(own, sort_keys=True).encode())
+    distinct = [json.loads(text) for text in texts]
+    answers = [distinct[number] for number in number_of_rank]
     if failure is not None:
         raise failure
     failed = [rank for rank, answer in enumerate(answers) if answer["failed"]]
@@ -163,11 +167,11 @@ def check_consistent(
         if len(sides) > 1:
             shown = ", ".join(f"{value} on ranks {_shown(exchange, ranks)}" for value, ranks in sides.items())
             problems.append(f"{fact}: {shown}")
-    problems += _plan_problems(exchange, [answer["plan"] for answer in answers])
+    if len(distinct) > 1:
+        problems += _plan_problems(exchange, [answer["plan"] for answer in answers])
     if problems:
         raise ShardInitError("check_consistent: the ranks must agree, but differ in " + "; ".join(problems))
-    lists = [set(answer["facts"]["names"]) for answer in answers]
-    _check_lists(exchange, lists, list(range(len(lists))), "hold")
+    _check_lists(exchange, [set(answer["facts"]["names"]) for answer in distinct], number_of_rank, "hold")
 
 
 def _shown(exchange: Exchange, ranks: list[int]) -> str:
