@@ -186,8 +186,8 @@ def test_bits_count() -> None:
 
 
 def test_every_word_avalanches() -> None:
-    """Flipping any bit of the value or of the index's low half flips each of 128 bits half the time. 2^15 samples: five
-    standard deviations are 0.014, and 8192 counts give a false alarm once in 200 runs; the seed is fixed."""
+    """Flipping any bit of the value or of the index's low half flips each bit of u5 to u7 half the time: 2^15 samples,
+    five standard deviations, a false alarm in 300 seeds, of which this is one. u4 is off by 0.04 at most (2^17 samples)."""
     random = np.random.default_rng(11)
     n = 1 << 15
     index = random.integers(0, 2**63, n, np.uint64)
@@ -198,10 +198,9 @@ def test_every_word_avalanches() -> None:
         moved = reference.digest_mix(index ^ (flip if bit >= 32 else np.uint64(0)), word ^ (flip if bit < 32 else 0))
         bits = np.unpackbits((zero ^ moved).view(np.uint8), axis=1, bitorder="little")
         rates = bits.mean(axis=0)
-        # One more round of four makes u5 to u7 even better than u4, which is the first that is emitted.
         worst = abs(rates - 0.5)
-        assert worst[32:].max() < 0.014 * 1.5, (bit, worst[32:].max())
-        assert worst[:32].max() < 0.1, (bit, worst[:32].max())
+        assert worst[32:].max() < 0.014, (bit, worst[32:].max())
+        assert worst[:32].max() < 0.06, (bit, worst[:32].max())
 
 
 def test_no_collision_among_millions_of_single_changes() -> None:
