@@ -187,7 +187,7 @@ def test_bits_count() -> None:
 
 def test_every_word_avalanches() -> None:
     """Flipping any bit of the value or of the index's low half flips each bit of u5 to u7 half the time: 2^15 samples,
-    five standard deviations, a false alarm in 300 seeds, of which this is one. u4 is off by 0.04 at most (2^17 samples)."""
+    five standard deviations, a false alarm in 300 seeds, of which this is one. u4 is off by 0.04 at most, over 2^17."""
     random = np.random.default_rng(11)
     n = 1 << 15
     index = random.integers(0, 2**63, n, np.uint64)
