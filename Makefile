@@ -29,6 +29,7 @@ format: $(VENV)/.lint
 
 bench: $(STAMP)
 	$(BIN)/python bench/fill.py
+	$(BIN)/python bench/digest.py
 	$(BIN)/python bench/broadcast.py
 
 # What a user does, where there is no torch: build in isolation, import, and be told what is missing. The minute is for the

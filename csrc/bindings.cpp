@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings_qr.h"
+#include "bindings_digest.h"
 #include "dispatch.h"
 #include "fill.h"
 #include "fill_cuda.h"
@@ -155,4 +156,5 @@ PYBIND11_MODULE(_native, m) {
   m.def("transform", &transform);
   m.def("soft_fma", [](double a, double b, double c) { return soft_fma(a, b, c); });
   m.def("soft_fmaf", [](float a, float b, float c) { return soft_fma(a, b, c); });
+  bind_digest(m);
 }

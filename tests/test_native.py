@@ -243,11 +243,11 @@ def test_an_instruction_set_shares_no_function_with_others(tmp_path: Path) -> No
         flags = re.findall(r"SHARDINIT_FLAGS_(\w+) (.*)\)", (ROOT / "CMakeLists.txt").read_text())
         sets |= {name: options.split() for name, options in flags}
         assert list(sets) == ["baseline", "avx2", "avx512"]
-    for name, options in sets.items():
+    for (name, options), file in itertools.product(sets.items(), ("kernels", "digest_kernels")):
         made = tmp_path / f"{name}.o"
-        source = ["-c", str(ROOT / "csrc" / "kernels.cpp"), "-o", str(made)]
+        source = ["-c", str(ROOT / "csrc" / f"{file}.cpp"), "-o", str(made)]
         subprocess.run([compiler, "-std=c++17", "-O0", "-w", *options, f"-DSHARDINIT_ISA={name}", *source], check=True)
         symbols = subprocess.run([nm, "-C", str(made)], capture_output=True, text=True, check=True).stdout
         shared = [line for line in symbols.splitlines() if re.match(r"[0-9a-f ]+ [WwVvu] ", line)]
         assert not [line for line in shared if "DW.ref." not in line], name
-        assert f"T shardinit::kernels_{name}()" in symbols
+        assert f"T shardinit::{'digest_run' if 'digest' in file else 'kernels'}_{name}(" in symbols

@@ -1,4 +1,4 @@
-"""Every Python example of the README runs as it stands."""
+"""Every Python example of the README and of docs/agree.md runs as it stands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+EXAMPLES = [
+    example
+    for page in ("README.md", "docs/agree.md")
+    for example in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+]
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
@@ -25,4 +29,4 @@ def test_example_runs(number: int) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 9

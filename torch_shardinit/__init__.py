@@ -5,8 +5,10 @@ try:
 except ImportError as error:
     raise ImportError("torch_shardinit needs torch, 2.11 or later: pip install torch") from error
 
+from .agree import check_consistent, check_replicas
 from .build import build_info
 from .errors import RecordError, ReplicaMismatchError, ShardInitError, UninitializedError
+from .fingerprint import Fingerprint, fingerprint
 from .model import init_model_, param_init_fn
 from .ops import normal_, random_bits_, trunc_normal_, uniform_
 from .plan import Plan
@@ -15,12 +17,16 @@ from .stream import STREAM_VERSION, manual_seed, tensor_id
 
 __all__ = [
     "STREAM_VERSION",
+    "Fingerprint",
     "Plan",
     "RecordError",
     "ReplicaMismatchError",
     "ShardInitError",
     "UninitializedError",
     "build_info",
+    "check_consistent",
+    "check_replicas",
+    "fingerprint",
     "init_model_",
     "manual_seed",
     "normal_",

@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from .cli_explain import add_explain
+from .cli_fingerprint import add_commands
 
 if TYPE_CHECKING:
     from .verify import Report, Row
@@ -176,6 +177,7 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     verify.add_argument("--no-today", action="store_true", help="leave out the row of what torch does today")
     add_explain(commands, DEMO_MODEL)
+    add_commands(commands)
     return parser, verify
 
 
@@ -183,4 +185,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser, verify = _parser()
     options = parser.parse_args(arguments)
-    return options.run(options) if hasattr(options, "run") else _verify(options, verify)
+    return options.run(options) if "run" in options else _verify(options, verify)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .mismatch import Mismatch
+
 
 class ShardInitError(RuntimeError):
     """Base of everything below."""
@@ -16,4 +21,8 @@ class UninitializedError(ShardInitError):
 
 
 class ReplicaMismatchError(ShardInitError):
-    """Ranks that must hold equal values do not."""
+    """Ranks that must hold equal values do not. mismatches: one mismatch.Mismatch for each tensor."""
+
+    def __init__(self, message: str, mismatches: tuple[Mismatch, ...] = ()) -> None:
+        super().__init__(message)
+        self.mismatches = mismatches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -156,6 +157,12 @@ class Plan:
         from .plan_diff import lines_of
 
         return lines_of(self, other)
+
+    def export(self, path: str | os.PathLike[str], seed: int | None = None, **options: Any) -> None:
+        """Writes the unsharded model's initial weights as a checkpoint, without the model; see export.export."""
+        from .export import export
+
+        export(self, path, seed, **options)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):

@@ -392,3 +392,47 @@ def trunc_normal(
     if dtype == "float64":
         return round_to(trunc_normal64(_words64(index, 0, seed=seed, tensor_id=tensor_id), params), dtype)
     return round_to(trunc_normal32(words(index, 0, seed=seed, tensor_id=tensor_id), params), dtype)
+
+
+# ---- 9. digests
+
+_DIGEST_KEY = (0x65676964, 0x31207473)  # "dige", "st 1"
+
+
+def digest_mix(index: ArrayLike, word: ArrayLike) -> NDArray[np.uint32]:
+    """The four words that each word of a tensor adds to its sum: shape (words, 4)."""
+    j, x = np.asarray(index, np.uint64).ravel(), np.asarray(word, np.uint64).ravel()
+    mask, shift, mul = np.uint64(_MASK), np.uint64(32), np.uint64(0xD256D193)
+    zero = np.zeros(j.shape, np.uint64)
+    keys = [k.astype(np.uint64) for k in philox4x32((j >> shift, zero, zero, zero), _DIGEST_KEY)]
+    product = (j & mask) * mul
+    chain = [(product >> shift) ^ x ^ keys[0]]
+    for r in range(1, 7):
+        low = product & mask
+        product = chain[-1] * mul
+        chain.append((product >> shift) ^ low ^ keys[r % 4])
+    return np.stack(chain[3:], axis=1).astype(_U32)
+
+
+def digest_sum(data: bytes, size: int, index: ArrayLike) -> bytes:
+    """The sum of elements of `size` bytes, little-endian, whose global indices are `index`: 16 bytes."""
+    elements = np.frombuffer(data, f"<u{min(size, 4)}").astype(np.uint64)
+    width = max(size // 4, 1)
+    i = np.repeat(np.asarray(index, np.uint64).ravel(), width)
+    j = i * np.uint64(width) + np.tile(np.arange(width, dtype=np.uint64), i.size // width)
+    return digest_mix(j, elements).sum(axis=0, dtype=np.uint32).astype("<u4").tobytes()
+
+
+def tensor_digest(dtype: str, shape: tuple[int, ...], total: bytes) -> str:
+    """The digest of a whole tensor, 32 hex digits, from its sum."""
+    text = f"torch_shardinit digest 1\0{dtype}\0{','.join(map(str, shape))}\0".encode()
+    return hashlib.sha256(text + total).hexdigest()[:32]
+
+
+def combined_digest(tensors: dict[str, str]) -> str:
+    """The digest of named tensors, 32 hex digits, from theirs."""
+    state = hashlib.sha256(b"torch_shardinit digest 1 of tensors\0")
+    for name in sorted(tensors):
+        raw = name.encode("utf-8")
+        state.update(len(raw).to_bytes(8, "little") + raw + bytes.fromhex(tensors[name]))
+    return state.hexdigest()[:32]
