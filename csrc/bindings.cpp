@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "bindings_qr.h"
 #include "bindings_digest.h"
+#include "bindings_qr.h"
 #include "dispatch.h"
 #include "fill.h"
 #include "fill_cuda.h"

@@ -394,7 +394,7 @@ def trunc_normal(
     return round_to(trunc_normal32(words(index, 0, seed=seed, tensor_id=tensor_id), params), dtype)
 
 
-# ---- 9. digests
+# ---- 10. digests
 
 _DIGEST_KEY = (0x65676964, 0x31207473)  # "dige", "st 1"
 
