@@ -1,20 +1,17 @@
 // Digests on the CPU: cuts pieces into rows and segments, shares them out to threads.
 #include <algorithm>
-#include <atomic>
-#include <exception>
 #include <mutex>
 #include <string>
-#include <thread>
 
 #include "digest_kernels.h"
 #include "dispatch.h"
+#include "parallel.h"
 
 namespace shardinit {
 namespace {
 
-constexpr int64_t kChunk = 2048;              // elements that pass through a buffer at a time
-constexpr int64_t kGrain = int64_t{1} << 16;  // elements worth a thread's while
-constexpr int64_t kRow = 16;                  // elements that make a row of contiguous memory worth it
+constexpr int64_t kChunk = 2048;  // elements that pass through a buffer at a time
+constexpr int64_t kRow = 16;      // elements that make a row of contiguous memory worth it
 
 DigestRun active_run() {
   const std::string isa = active_kernels().name;
@@ -116,42 +113,15 @@ void digest_part(Adder* adder, const void* data, uint32_t size, const Grid& grid
 
 void digest_cpu(const DigestPiece* pieces, size_t num_pieces, int num_threads, DigestSum* sums) {
   const DigestRun run = active_run();
-  int64_t total = 0;
-  for (size_t k = 0; k < num_pieces; ++k) total += pieces[k].grid.numel();
   std::fill(sums, sums + num_pieces, DigestSum{});
-  const int64_t wanted = std::min<int64_t>(std::max(num_threads, 1), (total + kGrain - 1) / kGrain);
-  const int64_t span =
-      wanted <= 1 ? total : std::max<int64_t>(kGrain, (total / (wanted * 8) + kChunk) / kChunk * kChunk);
-  std::atomic<int64_t> next{0};
   std::mutex mutex;
-  const auto work = [&] {
-    size_t piece = 0;
-    int64_t piece_begin = 0;
-    for (;;) {
-      int64_t begin = next.fetch_add(span);
-      const int64_t end = std::min(begin + span, total);
-      while (begin < end) {
-        while (begin >= piece_begin + pieces[piece].grid.numel()) piece_begin += pieces[piece++].grid.numel();
-        const DigestPiece& one = pieces[piece];
-        const int64_t stop = std::min(end, piece_begin + one.grid.numel());
-        Adder adder{run};
-        digest_part(&adder, one.data, one.size, in_memory_order(one.grid), begin - piece_begin, stop - piece_begin);
-        const std::lock_guard<std::mutex> lock(mutex);
-        sums[piece].add(adder.sum.w);
-        begin = stop;
-      }
-      if (end >= total) return;
-    }
-  };
-  // As in fill_cpu: threads live for one call, and where the system has none to give, fewer do the work.
-  std::thread threads[kMaxThreads];
-  int started = 0;
-  try {
-    for (; started < std::min<int64_t>(wanted - 1, kMaxThreads); ++started) threads[started] = std::thread(work);
-  } catch (const std::exception&) {
-  }
-  work();
-  for (int k = 0; k < started; ++k) threads[k].join();
+  for_each_span(pieces, num_pieces, num_threads, kChunk, [&](size_t piece, int64_t begin, int64_t end) {
+    const DigestPiece& one = pieces[piece];
+    Adder adder{run};
+    digest_part(&adder, one.data, one.size, in_memory_order(one.grid), begin, end);
+    const std::lock_guard<std::mutex> lock(mutex);
+    sums[piece].add(adder.sum.w);
+  });
 }
 
 }  // namespace shardinit

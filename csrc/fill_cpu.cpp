@@ -1,20 +1,17 @@
 // The CPU backend: cuts pieces into rows and chunks, shares them out to threads, and runs the kernels of the best
 // instruction set.
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <thread>
 
 #include "dispatch.h"
 #include "fill.h"
 #include "fp_environment.h"
 #include "kernels.h"
+#include "parallel.h"
 
 namespace shardinit {
 namespace {
 
 constexpr size_t kChunk = 2304;  // elements that pass through the cache at a time: whole batches of any set
-constexpr int64_t kGrain = int64_t{1} << 16;  // elements worth a thread's while
 
 template <class T>
 void scatter(const T* from, size_t n, T* to, int64_t stride) {
@@ -108,39 +105,10 @@ void fill_part(const Kernels& kernels, const Piece& piece, int64_t begin, int64_
 
 void fill_cpu(const Piece* pieces, size_t num_pieces, int num_threads) {
   const Kernels& kernels = active_kernels();
-  int64_t total = 0;
-  for (size_t k = 0; k < num_pieces; ++k) total += pieces[k].grid.numel();
-  // Tasks are spans of the pieces' elements laid end to end, handed out in order.
-  const int64_t wanted = std::min<int64_t>(std::max(num_threads, 1), (total + kGrain - 1) / kGrain);
-  const int64_t span =
-      wanted <= 1 ? total : std::max<int64_t>(kGrain, (total / (wanted * 8) + kChunk) / kChunk * kChunk);
-  std::atomic<int64_t> next{0};
-  const auto work = [&] {
+  for_each_span(pieces, num_pieces, num_threads, kChunk, [&](size_t piece, int64_t begin, int64_t end) {
     const DefaultFpEnvironment environment;
-    size_t piece = 0;
-    int64_t piece_begin = 0;
-    for (;;) {
-      int64_t begin = next.fetch_add(span);
-      const int64_t end = std::min(begin + span, total);
-      while (begin < end) {
-        while (begin >= piece_begin + pieces[piece].grid.numel()) piece_begin += pieces[piece++].grid.numel();
-        const int64_t stop = std::min(end, piece_begin + pieces[piece].grid.numel());
-        fill_part(kernels, pieces[piece], begin - piece_begin, stop - piece_begin);
-        begin = stop;
-      }
-      if (end >= total) return;
-    }
-  };
-  // Threads live for one call: they cost some tens of microseconds against milliseconds of work, and a process that
-  // forks afterwards inherits no pool. Where the system has no thread or memory to give, fewer do the work.
-  std::thread threads[kMaxThreads];
-  int started = 0;
-  try {
-    for (; started < std::min<int64_t>(wanted - 1, kMaxThreads); ++started) threads[started] = std::thread(work);
-  } catch (const std::exception&) {
-  }
-  work();
-  for (int k = 0; k < started; ++k) threads[k].join();
+    fill_part(kernels, pieces[piece], begin, end);
+  });
 }
 
 }  // namespace shardinit
