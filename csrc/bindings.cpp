@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings_digest.h"
+#include "bindings_grid.h"
 #include "bindings_qr.h"
 #include "dispatch.h"
 #include "fill.h"
@@ -24,8 +25,6 @@ namespace {
 template <class T>
 using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
 
-std::vector<int64_t> integers(const py::handle& sequence) { return sequence.cast<std::vector<int64_t>>(); }
-
 // A piece as Python passes it: (pointer, dtype, sizes, strides, first global index, steps, distribution, parameters,
 // seed, tensor_id, unary steps).
 Piece piece_of(const py::tuple& t) {
@@ -33,16 +32,7 @@ Piece piece_of(const py::tuple& t) {
   Piece piece{};
   piece.data = reinterpret_cast<void*>(t[0].cast<uintptr_t>());
   piece.dtype = static_cast<Dtype>(t[1].cast<int>());
-  const auto sizes = integers(t[2]);
-  const auto strides = integers(t[3]);
-  const auto steps = integers(t[5]);
-  if (sizes.size() > kMaxDims || strides.size() != sizes.size() || steps.size() != sizes.size()) {
-    throw std::invalid_argument("a piece needs as many strides and steps as sizes, and at most 64");
-  }
-  piece.grid.num_axes = static_cast<int>(sizes.size());
-  piece.grid.first = t[4].cast<uint64_t>();
-  for (size_t d = 0; d < sizes.size(); ++d) piece.grid.axis[d] = {sizes[d], strides[d], steps[d]};
-  piece.grid.collapse();
+  piece.grid = grid_of(t[2], t[3], t[4].cast<uint64_t>(), t[5]);
   const auto unary = t[10].cast<std::vector<std::pair<int, double>>>();
   if (unary.size() > kMaxUnary) throw std::invalid_argument("a piece has at most 32 steps after its draw");
   piece.num_unary = static_cast<int>(unary.size());

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "bindings_grid.h"
 #include "digest_cuda.h"
 
 namespace py = pybind11;
@@ -21,16 +22,7 @@ DigestPiece piece_of(const py::tuple& t) {
   if (piece.size > 16 || piece.size == 0 || (piece.size & (piece.size - 1))) {
     throw std::invalid_argument("an element to digest has 1, 2, 4, 8 or 16 bytes");
   }
-  const auto sizes = t[2].cast<std::vector<int64_t>>();
-  const auto strides = t[3].cast<std::vector<int64_t>>();
-  const auto steps = t[5].cast<std::vector<int64_t>>();
-  if (sizes.size() > kMaxDims || strides.size() != sizes.size() || steps.size() != sizes.size()) {
-    throw std::invalid_argument("a piece needs as many strides and steps as sizes, and at most 64");
-  }
-  piece.grid.num_axes = static_cast<int>(sizes.size());
-  piece.grid.first = t[4].cast<uint64_t>();
-  for (size_t d = 0; d < sizes.size(); ++d) piece.grid.axis[d] = {sizes[d], strides[d], steps[d]};
-  piece.grid.collapse();
+  piece.grid = grid_of(t[2], t[3], t[4].cast<uint64_t>(), t[5]);
   if (piece.grid.numel() && !piece.data) throw std::invalid_argument("a piece of a tensor that holds no memory");
   return piece;
 }
