@@ -186,4 +186,5 @@ def test_fill_allocates_nothing() -> None:
     fill(buffer[:1000])
     assert peak_growth(lambda: fill(buffer)) < 2048
     assert peak_growth(lambda: fill(transposed)) < 2048
-    assert peak_growth(lambda: torch.zeros(2**22)) > 8192, "the measurement itself must see an allocation"
+    # Large enough that the allocator takes it from the system, not from what earlier tests gave back.
+    assert peak_growth(lambda: torch.ones(2**25)) > 100_000, "the measurement itself must see an allocation"
