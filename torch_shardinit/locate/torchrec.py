@@ -103,6 +103,17 @@ def _size_of(value: Any) -> tuple[int, ...]:
     return tuple(getattr(value, "shape", ()))
 
 
+def wrapped_shards(value: Any) -> list[tuple[torch.Tensor, tuple[int, ...]]] | None:
+    """(local tensor, offset in the whole) of each shard of a DTensor whose local tensor is a LocalShardsWrapper,
+    TorchRec's or torch's copy of it; None for any other value. Placements do not tell where these shards lie."""
+    wrapper: Any = getattr(value, "_local_tensor", None)
+    if not any(is_a(wrapper, package, "LocalShardsWrapper") for package in (PACKAGE, "torch")):
+        return None
+    shards = wrapper.local_shards()
+    offsets = wrapper.local_offsets() if shards else []  # without shards it has one of size 0
+    return [(shard, tuple(offset)) for shard, offset in zip(shards, offsets, strict=True)]
+
+
 def _shards_of(value: Any, shape: tuple[int, ...]) -> list[Shard]:
     """The shards of a table that a state_dict shows."""
     if is_a(value, "torch", "ShardedTensor"):
@@ -110,11 +121,9 @@ def _shards_of(value: Any, shape: tuple[int, ...]) -> list[Shard]:
             (shard.tensor, tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes))
             for shard in value.local_shards()
         ]
-    wrapper: Any = getattr(value, "_local_tensor", None)
-    if is_a(wrapper, PACKAGE, "LocalShardsWrapper"):
-        shards = wrapper.local_shards()
-        offsets = wrapper.local_offsets() if shards else []  # without shards it has one of size 0
-        return [(shard, tuple(offset), tuple(shard.shape)) for shard, offset in zip(shards, offsets, strict=True)]
+    wrapped = wrapped_shards(value)
+    if wrapped is not None:
+        return [(shard, offset, tuple(shard.shape)) for shard, offset in wrapped]
     return [(value, (0,) * len(shape), shape)]
 
 
