@@ -14,6 +14,7 @@ import torch.nn as nn
 import torchrec_world as tw
 from torch.distributed.device_mesh import init_device_mesh
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
+from torchrec.modules.embedding_configs import DataType
 
 import torch_shardinit as shardinit
 from torch_shardinit.locate import locate
@@ -150,12 +151,33 @@ def _dtensors(rank: int, world: int, kernel: str) -> None:
     assert list(shardinit.fingerprint(state).diff(want).changed) == [name]
 
 
+def _half(rank: int, world: int, data_type: DataType) -> None:
+    """What ranks with and without shards of a table say of its dtype, the model and its state dict alike."""
+    shardings = tw.shardings(world, world)
+    with shardinit.recording():
+        collection = EmbeddingBagCollection(tables=tw.bag_configs(list(shardings), ROWS, DIM, data_type=data_type))
+        model = nn.ModuleDict({"bags": collection})
+    plan = shardinit.record(model)
+    model = tw.distribute(model, {"bags": shardings}, world, "fused")
+    shardinit.init_model_(model, SEED)
+    dtype = torch.float16 if data_type is DataType.FP16 else torch.bfloat16
+    whole = {bag(name): plan.fill_(bag(name), torch.empty(ROWS, DIM, dtype=dtype), seed=SEED) for name in shardings}
+    want = shardinit.fingerprint(whole, local_only=True)
+    with tw.quiet():
+        state = model.state_dict()
+    for what in (model, state):
+        got = shardinit.fingerprint(what)
+        assert got == want, f"{dtype}, a {type(what).__name__}: {got.diff(want)}"
+
+
 def _sharded_worker(rank: int, world: int) -> list[str]:
     """All in one process group: to import TorchRec takes longer than a model."""
     digests = []
     for kernel in ("fused", "dense"):
         digests.append(_sharded(rank, world, kernel))
         _dtensors(rank, world, kernel)
+    for data_type in (DataType.FP16, DataType.BF16):
+        _half(rank, world, data_type)
     return digests
 
 

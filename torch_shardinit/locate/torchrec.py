@@ -130,7 +130,7 @@ def _shards_of(value: Any, shape: tuple[int, ...]) -> list[Shard]:
 # --- what follows from it ------------------------------------------------------------------------------------------
 
 
-def _parts_of(value: Any, owner: torch.Tensor, shape: tuple[int, ...], name: str) -> Parts:
+def _parts_of(value: Any, owner: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> Parts:
     """This rank's boxes of a table; `value` is what the state_dict shows, `owner` the registered slice."""
     if _size_of(value) != shape:
         got = "none" if value is None else f"a {type(value).__name__} of {_size_of(value)}"
@@ -160,7 +160,8 @@ def _parts_of(value: Any, owner: torch.Tensor, shape: tuple[int, ...], name: str
         raise misfit(
             PACKAGE, name, f"the local shards must be all of the registered parameter, got {held} of {owner.numel()}"
         )
-    return parts or [(owner.detach().view(-1), 0)]
+    # The empty parameter of a rank that holds nothing is fp32, whatever the table is.
+    return parts or [(owner.detach().view(-1).to(dtype), 0)]
 
 
 def _check_shows_no_kernel(module: nn.Module) -> None:
@@ -197,10 +198,10 @@ def collect(modules: Sequence[nn.Module], found: HeldParameters) -> None:
         state = module.state_dict()
         for config in _configs_of(module, kind):
             table, name, shape = _table_of(module, kind, config), f"table {config.name!r}", _global_shape(config)
-            owner = _read(table, "weight")
-            parts = _parts_of(state.get(f"{kind.tables}.{config.name}.weight"), owner, shape, name)
+            owner, dtype = _read(table, "weight"), _dtype(config)
+            parts = _parts_of(state.get(f"{kind.tables}.{config.name}.weight"), owner, shape, dtype, name)
             requires_grad = bool(owner.requires_grad)
-            found.tensors.append(Held(owner, ((table, "weight"),), shape, _dtype(config), requires_grad, parts))
+            found.tensors.append(Held(owner, ((table, "weight"),), shape, dtype, requires_grad, parts))
     _check_collections_present(modules, {id(one.owner) for one in found.tensors})
 
 
