@@ -174,16 +174,20 @@ def test_half_precision_tables(data_type: DataType) -> None:
     """A table that is to be bf16 is fp16 in an unsharded collection; what counts is what it is where it is filled."""
     # Rank 0: data, rows, two of columns, four of columns_on_one, host_rows. Rank 1 has the last table for those four.
     assert run_ranks(_half_of_rank, [0, 1], 2, data_type) == [9, 6]
+    # Seven rows: the last ranks of nine hold an empty shard of "rows".
+    assert run_ranks(_half_of_rank, [6, 8], 9, data_type) == [4, 2]
 
 
 def _half_of_rank(data_type: DataType) -> int:
-    per_table, compared = tw.shardings(2, 2), 0
+    world = dist.get_world_size()
+    per_table, compared = tw.shardings(world, world), 0
     model = recorded("bags", list(per_table), data_type=data_type)
     plan = shardinit.record(model)
-    sharded = tw.shard(model, per_table, 2, "fused")
+    sharded = tw.shard(model, per_table, world, "fused")
     shardinit.init_model_(sharded, SEED)
     dtype = torch.float16 if data_type is DataType.FP16 else torch.bfloat16
     for piece in locate(sharded).pieces:
+        assert piece.local.dtype == dtype, piece.name  # where this rank holds nothing of the table, too
         if piece.local.numel():
             whole = plan.fill_(piece.name, torch.empty(piece.global_shape, dtype=dtype), seed=SEED)
             box = tuple(slice(at, at + size) for at, size in zip(piece.offset, piece.local.shape, strict=True))

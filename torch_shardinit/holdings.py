@@ -16,6 +16,7 @@ from .locate import locate, locate_dtensor
 from .locate.dtensor import is_dtensor
 from .locate.names import is_a, join, walk_modules
 from .locate.plain import is_plain
+from .locate.torchrec import wrapped_shards
 
 
 @dataclass
@@ -97,6 +98,10 @@ def _of_tensor(name: str, value: torch.Tensor) -> Holding:
     shown = name or "the tensor"
     one = Holding((name,), dtype_text(value.dtype), tuple(value.shape))
     if is_dtensor(value):
+        wrapped = wrapped_shards(value)
+        if wrapped is not None:
+            one.parts += [(shard.detach(), offset) for shard, offset in wrapped]
+            return one
         located = locate_dtensor(cast(Any, value), shown)
         if located is not None:
             one.parts.append((located[0], located[2]))

@@ -103,6 +103,17 @@ def _size_of(value: Any) -> tuple[int, ...]:
     return tuple(getattr(value, "shape", ()))
 
 
+def wrapped_shards(value: Any) -> list[tuple[torch.Tensor, tuple[int, ...]]] | None:
+    """(local tensor, offset in the whole) of each shard of a DTensor whose local tensor is a LocalShardsWrapper,
+    TorchRec's or torch's copy of it; None for any other value. Placements do not tell where these shards lie."""
+    wrapper: Any = getattr(value, "_local_tensor", None)
+    if not any(is_a(wrapper, package, "LocalShardsWrapper") for package in (PACKAGE, "torch")):
+        return None
+    shards = wrapper.local_shards()
+    offsets = wrapper.local_offsets() if shards else []  # without shards it has one of size 0
+    return [(shard, tuple(offset)) for shard, offset in zip(shards, offsets, strict=True)]
+
+
 def _shards_of(value: Any, shape: tuple[int, ...]) -> list[Shard]:
     """The shards of a table that a state_dict shows."""
     if is_a(value, "torch", "ShardedTensor"):
@@ -110,18 +121,16 @@ def _shards_of(value: Any, shape: tuple[int, ...]) -> list[Shard]:
             (shard.tensor, tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes))
             for shard in value.local_shards()
         ]
-    wrapper: Any = getattr(value, "_local_tensor", None)
-    if is_a(wrapper, PACKAGE, "LocalShardsWrapper"):
-        shards = wrapper.local_shards()
-        offsets = wrapper.local_offsets() if shards else []  # without shards it has one of size 0
-        return [(shard, tuple(offset), tuple(shard.shape)) for shard, offset in zip(shards, offsets, strict=True)]
+    wrapped = wrapped_shards(value)
+    if wrapped is not None:
+        return [(shard, offset, tuple(shard.shape)) for shard, offset in wrapped]
     return [(value, (0,) * len(shape), shape)]
 
 
 # --- what follows from it ------------------------------------------------------------------------------------------
 
 
-def _parts_of(value: Any, owner: torch.Tensor, shape: tuple[int, ...], name: str) -> Parts:
+def _parts_of(value: Any, owner: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> Parts:
     """This rank's boxes of a table; `value` is what the state_dict shows, `owner` the registered slice."""
     if _size_of(value) != shape:
         got = "none" if value is None else f"a {type(value).__name__} of {_size_of(value)}"
@@ -151,7 +160,8 @@ def _parts_of(value: Any, owner: torch.Tensor, shape: tuple[int, ...], name: str
         raise misfit(
             PACKAGE, name, f"the local shards must be all of the registered parameter, got {held} of {owner.numel()}"
         )
-    return parts or [(owner.detach().view(-1), 0)]
+    # The empty parameter of a rank that holds nothing is fp32, whatever the table is.
+    return parts or [(owner.detach().view(-1).to(dtype), 0)]
 
 
 def _check_shows_no_kernel(module: nn.Module) -> None:
@@ -188,10 +198,10 @@ def collect(modules: Sequence[nn.Module], found: HeldParameters) -> None:
         state = module.state_dict()
         for config in _configs_of(module, kind):
             table, name, shape = _table_of(module, kind, config), f"table {config.name!r}", _global_shape(config)
-            owner = _read(table, "weight")
-            parts = _parts_of(state.get(f"{kind.tables}.{config.name}.weight"), owner, shape, name)
+            owner, dtype = _read(table, "weight"), _dtype(config)
+            parts = _parts_of(state.get(f"{kind.tables}.{config.name}.weight"), owner, shape, dtype, name)
             requires_grad = bool(owner.requires_grad)
-            found.tensors.append(Held(owner, ((table, "weight"),), shape, _dtype(config), requires_grad, parts))
+            found.tensors.append(Held(owner, ((table, "weight"),), shape, dtype, requires_grad, parts))
     _check_collections_present(modules, {id(one.owner) for one in found.tensors})
 
 
