@@ -75,7 +75,8 @@ class Exchange:
         device = self._device()
         ours = torch.from_numpy(raw.copy()).to(device)
         all_of_them = torch.empty(self.world * raw.size, dtype=torch.uint8, device=device)
-        self._wait(lambda: dist.all_gather_into_tensor(all_of_them, ours, group=self.group, async_op=True))
+        gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the older name, before 2.13
+        self._wait(lambda: gather(all_of_them, ours, group=self.group, async_op=True))
         return all_of_them.cpu().numpy().view(row.dtype).reshape(self.world, *row.shape)
 
     def broadcast(self, data: bytes | None, length: int, source: int) -> bytes:
