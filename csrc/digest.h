@@ -15,19 +15,8 @@ struct DigestKey {
   uint32_t k[4];
 
   static SHARDINIT_HD DigestKey of(uint32_t high) {
-    uint32_t c0 = high, c1 = 0, c2 = 0, c3 = 0;
-    uint32_t k0 = static_cast<uint32_t>(kDigestKey), k1 = static_cast<uint32_t>(kDigestKey >> 32);
-    SHARDINIT_UNROLL
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-      const uint64_t p0 = mul_wide(c0, kPhiloxMul0), p1 = mul_wide(c2, kPhiloxMul1);
-      c0 = high_half(p1) ^ c1 ^ k0;
-      c1 = low_half(p1);
-      c2 = high_half(p0) ^ c3 ^ k1;
-      c3 = low_half(p0);
-      k0 += kPhiloxStep0;
-      k1 += kPhiloxStep1;
-    }
-    return {{c0, c1, c2, c3}};
+    const auto block = philox4x32<uint32_t>(high, 0, 0, 0, PhiloxKey::of(kDigestKey));
+    return {{block.w[0], block.w[1], block.w[2], block.w[3]}};
   }
 };
 

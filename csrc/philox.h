@@ -16,10 +16,11 @@ struct PhiloxKey {
   uint32_t k0[kPhiloxRounds];
   uint32_t k1[kPhiloxRounds];
 
-  static PhiloxKey of(uint64_t key) {
+  static SHARDINIT_HD PhiloxKey of(uint64_t key) {
     PhiloxKey result;
     uint32_t k0 = static_cast<uint32_t>(key);
     uint32_t k1 = static_cast<uint32_t>(key >> 32);
+    SHARDINIT_UNROLL
     for (int round = 0; round < kPhiloxRounds; ++round) {
       result.k0[round] = k0;
       result.k1[round] = k1;
