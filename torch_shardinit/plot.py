@@ -121,7 +121,12 @@ def report_figure(report: Report) -> Figure:
             [100 * row.num_differing / row.num_compared if row.num_compared else 0.0 for row in rows],
             [f"{row.num_differing:,}" if row.num_compared else "did not run" for row in rows],
         ),
-        ("time of the init", "seconds, slowest rank", [row.seconds for row in rows], [f"{r.seconds:.3f}" for r in rows]),
+        (
+            "time of the init",
+            "seconds, slowest rank",
+            [row.seconds for row in rows],
+            [f"{r.seconds:.3f}" for r in rows],
+        ),
         (
             "collectives that the init issued",
             "number, highest rank",

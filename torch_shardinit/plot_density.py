@@ -158,7 +158,8 @@ def density_of(program: Exact, shape: Sequence[int], num_elements: int, max_boxe
     merged: dict[Smooth, float] = {}
     total = Density()
     try:
-        pieces = [piece for box in rg.boxes_of_run(shape, 0, num_elements) for piece in program.straight(box, max_boxes)]
+        boxes = rg.boxes_of_run(shape, 0, num_elements)
+        pieces = [piece for box in boxes for piece in program.straight(box, max_boxes)]
     except ValueError:
         return None
     for box, chain in pieces:

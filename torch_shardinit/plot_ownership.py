@@ -215,7 +215,7 @@ def groups(plan: Plan, parts_of: PartsOf | None = None) -> list[Group]:
     by_pattern: dict[str, list[Group]] = {}
     for entries in found.values():
         pattern = _pattern(entries[0].name)
-        label = f"{pattern} × {len(entries)}" if len(entries) > 1 else entries[0].name
+        label = f"{pattern} x {len(entries)}" if len(entries) > 1 else entries[0].name
         by_pattern.setdefault(pattern, []).append(Group(label, tuple(entries)))
     ranked: list[tuple[int, int, Group]] = []
     for same in by_pattern.values():

@@ -186,7 +186,7 @@ def in_dtype(density: Density, dtype: torch.dtype) -> Density:
 
 def _draw_group(figure: Figure, plan: Plan, group: Group, parts: list[Part], place: _Place, seed: int) -> None:
     entry = group.first
-    shape = " × ".join(map(str, entry.shape)) or "scalar"
+    shape = " x ".join(map(str, entry.shape)) or "scalar"
     dtype = str(entry.dtype).removeprefix("torch.")
     place.text(figure, 2.12, _short(group.label, 88), fontsize=9.5, fontweight="bold")
     place.text(figure, 1.94, _short(f"{shape}  {dtype}  {entry.program.describe()}", 108), fontsize=8)
