@@ -233,10 +233,11 @@ def test_density_is_that_of_the_values(name: str) -> None:
     assert density is not None
     values = values_of(plan, n)
     for value, share in density.atoms.items():
-        assert abs((values == value).mean() - share) <= 3.3 * math.sqrt(share * (1 - share) / n), value
+        assert abs((values == value).sum() / n - share) <= 3.3 * math.sqrt(share * (1 - share) / n), value
         values = values[values != value]
     ends = [end for part in density.smooth for end in part.ends()]
-    low, high = (min(ends), max(ends)) if all(map(math.isfinite, ends)) else (values.min() - 3, values.max() + 3)
+    low = min(ends) if math.isfinite(min(ends)) else values.min() - 3
+    high = max(ends) if math.isfinite(max(ends)) else values.max() + 3
     assert values.min() >= low and values.max() <= high
     x, below = cdf(density, (low - 1e-9, high + 1e-9))
     assert abs(below[-1] + sum(density.atoms.values()) - 1) < 2e-5
@@ -342,7 +343,7 @@ def test_histogram_has_the_area_of_its_elements() -> None:
         heights, edges, _ = stairs[0].get_data()
         zeros = 0.02 if group.label == "padded.weight" else 0
         assert (heights * np.diff(edges)).sum() == pytest.approx(1 - zeros)
-        for line in axes.lines[-1:]:
+        for line in axes.lines[-1:] if group.num_elements > 300 else []:
             inside = (line.get_xdata() >= edges[0]) & (line.get_xdata() <= edges[-1])
             area = np.trapezoid(line.get_ydata()[inside], line.get_xdata()[inside])
             assert area == pytest.approx(1 - zeros, abs=0.03), group.label
