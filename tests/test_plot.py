@@ -217,7 +217,7 @@ def values_of(plan: Plan, num_elements: int, dtype: torch.dtype = torch.float64)
 
 def cdf(density: Density, ends: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
     """(points, probability of a smooth part's value up to there), by the trapezoid rule."""
-    x = np.linspace(*ends, 400_001)
+    x = np.linspace(*ends, 1_000_001)
     heights = density.at(x)
     return x, np.concatenate([[0.0], np.cumsum((heights[1:] + heights[:-1]) / 2 * np.diff(x))])
 
