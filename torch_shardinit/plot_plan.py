@@ -230,7 +230,9 @@ def _draw_held(figure: Figure, held: Sequence[int], place: _Place) -> None:
     place.text(figure, 1.94, "of all parameters and buffers; what is replicated counts on each rank", fontsize=8)
     axes = place.axes(figure, _LEFT, _VALUES_LEFT + _VALUES_WIDTH - _LEFT, "held")
     unit, name = next(((2**n, text) for n, text in ((30, "GiB"), (20, "MiB")) if max(held) >= 2**n), (2**10, "KiB"))
-    axes.bar(range(len(held)), [size / unit for size in held], color=place.colours, width=0.8)
+    axes.bar(
+        range(len(held)), [size / unit for size in held], color=place.colours, width=0.8 if len(held) <= 64 else 1.0
+    )
     axes.set_xlabel("rank", fontsize=8, labelpad=1)
     axes.set_ylabel(name, fontsize=8)
     axes.set_xlim(-0.6, len(held) - 0.4)
