@@ -8,7 +8,7 @@ BIN = $(VENV)/bin
 SOURCES = $(wildcard csrc/*) CMakeLists.txt setup.py pyproject.toml
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test lint format bench check-install clean
+.PHONY: demo test lint format bench pictures check-install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m torch_shardinit verify
@@ -31,6 +31,10 @@ bench: $(STAMP)
 	$(BIN)/python bench/fill.py
 	$(BIN)/python bench/digest.py
 	$(BIN)/python bench/broadcast.py
+
+# Those of the documentation.
+pictures: $(STAMP)
+	$(BIN)/python -m torch_shardinit explain --panels 5 --plot docs/pictures/explain.png
 
 # What a user does, where there is no torch: build in isolation, import, and be told what is missing. The minute is for the
 # CPU kernels; `make test` builds those of CUDA too.

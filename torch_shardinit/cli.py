@@ -122,6 +122,7 @@ def _verify(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     from .build import build_info
+    from .plot import check_target, report_figure, save
     from .stream import key_of_seed
     from .verify import factory_of, verify
     from .verify_layouts import select_layouts
@@ -133,8 +134,13 @@ def _verify(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         key_of_seed(options.seed, "--seed")
         if options.nproc < 1:
             raise ValueError(f"--nproc must be at least 1, got {options.nproc}")
+        if options.plot:
+            check_target(options.plot)
     except ValueError as error:
         parser.error(str(error))
+    except ImportError as error:
+        print(f"verify: {error}", file=sys.stderr)
+        return 1
     try:
         report = verify(
             options.model, layouts, world=options.nproc, seed=options.seed, limit=options.timeout,
@@ -148,6 +154,8 @@ def _verify(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         with open(options.json, "w") as file:
             json.dump({**report.to_json(), "build": build_info()}, file, indent=2)
             file.write("\n")
+    if options.plot:
+        save(report_figure(report), options.plot)
     return 0 if report.ok else 1
 
 
@@ -172,6 +180,9 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     verify.add_argument("--layouts", help="comma-separated names or patterns, e.g. 'ddp,fsdp2*' (default: all)")
     verify.add_argument("--seed", type=int, default=0, help="the init's seed (default: %(default)s)")
     verify.add_argument("--json", metavar="FILE", help="write the results there too")
+    verify.add_argument(
+        "--plot", metavar="FILE", help="draw them there (.png, .svg, .pdf; needs matplotlib, the extra 'plot')"
+    )
     verify.add_argument(
         "--timeout", type=float, default=300, help="seconds until the run is given up (default: %(default)g)"
     )

@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from .plot_ownership import DEFAULT_LAYOUT, DEFAULT_WORLD, LAYOUT_HELP, layout
+
 if TYPE_CHECKING:
     from .plan import Plan
 
@@ -29,6 +31,16 @@ def add_explain(commands: Any, default_model: str) -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="write the Plan there too, as JSON")
     parser.add_argument("--against", metavar="FILE", help="print how the Plan differs from the one in this JSON file")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw there which rank owns which part of each tensor, and the values of random ones beside the density "
+        "that they are meant to have (.png, .svg, .pdf; needs matplotlib, the extra 'plot')",
+    )
+    parser.add_argument("--layout", help=f"for --plot: {LAYOUT_HELP} (default: {DEFAULT_LAYOUT})")
+    parser.add_argument("--world", type=int, help=f"for --plot: ranks (default: {DEFAULT_WORLD})")
+    parser.add_argument("--seed", type=int, help="for --plot: of the values (default: 0)")
+    parser.add_argument("--panels", type=int, help="for --plot: how many groups of tensors are drawn (default: 12)")
     parser.set_defaults(run=lambda options: _explain(options, parser))
 
 
@@ -45,19 +57,53 @@ def summary(plan: Plan) -> str:
     return f"{len(plan.entries)} tensors: {', '.join(parts) or 'none'}"
 
 
+def _plot_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Those of plot.plan_figure that were given."""
+    named = {"layout": options.layout, "world": options.world, "seed": options.seed, "max_panels": options.panels}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _check_plot(options: argparse.Namespace) -> None:
+    """What can be told of --plot before the model is built.
+
+    Raises:
+        ValueError: an option is out of range, or is there without --plot.
+        ImportError: matplotlib is missing.
+    """
+    from .plan import Plan
+    from .plot import check_target
+    from .stream import key_of_seed
+
+    given = _plot_options(options)
+    if not options.plot:
+        if given:
+            raise ValueError("--layout, --world, --seed and --panels must come with --plot, got none")
+        return
+    check_target(options.plot)
+    key_of_seed(given.get("seed", 0), "--seed")
+    if given.get("max_panels", 1) < 1:
+        raise ValueError(f"--panels must be at least 1, got {options.panels}")
+    layout(given.get("layout", DEFAULT_LAYOUT), given.get("world", DEFAULT_WORLD), Plan([]), ())
+
+
 def _explain(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     # The console script does not put the directory of the user's own model on the path; python -m does.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     from .errors import RecordError
     from .plan import Plan
+    from .plot import plan_figure, save
     from .record import record, recording
     from .verify import factory_of
 
     try:
         factory = factory_of(options.model)
+        _check_plot(options)
     except ValueError as error:
         parser.error(str(error))
+    except ImportError as error:
+        print(f"explain: {error}", file=sys.stderr)
+        return 1
     try:
         with recording():
             model = factory()
@@ -70,6 +116,9 @@ def _explain(options: argparse.Namespace, parser: argparse.ArgumentParser) -> in
             text = plan.to_json()
             with open(options.json, "w") as file:
                 file.write(text)
+        if options.plot:
+            parameters = [name for name, _ in model.named_parameters()]
+            save(plan_figure(plan, parameters=parameters, **_plot_options(options)), options.plot)
         if options.against:
             with open(options.against) as file:
                 other = Plan.from_json(file.read())
