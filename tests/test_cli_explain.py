@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,3 +77,10 @@ def test_error_explain(explain: Explain, tmp_path: Path) -> None:
     assert status == 1 and error.startswith("explain: ") and "No such file" in error
     status, _, error = explain("--model", "cli_models:branches_on_random_numbers")
     assert status == 1 and error.startswith("explain: ") and "depend on random numbers" in error
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    """As `explain | head -1` is: the pipe closes while there is more to print."""
+    command = f"{sys.executable} -m torch_shardinit explain | (exec 0<&-; sleep 0.1); echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100, env=os.environ)
+    assert done.stdout.split() == ["141"] and "Traceback" not in done.stderr, done.stderr

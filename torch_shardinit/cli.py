@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -196,4 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser, verify = _parser()
     options = parser.parse_args(arguments)
-    return options.run(options) if "run" in options else _verify(options, verify)
+    try:
+        status = options.run(options) if "run" in options else _verify(options, verify)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read our output has enough of it: `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
