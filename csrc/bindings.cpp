@@ -34,7 +34,7 @@ Piece piece_of(const py::tuple& t) {
   piece.dtype = static_cast<Dtype>(t[1].cast<int>());
   piece.grid = grid_of(t[2], t[3], t[4].cast<uint64_t>(), t[5]);
   const auto unary = t[10].cast<std::vector<std::pair<int, double>>>();
-  if (unary.size() > kMaxUnary) throw std::invalid_argument("a piece has at most 32 steps after its draw");
+  if (unary.size() > kMaxUnary) throw std::invalid_argument("a piece has at most 35 steps after its draw");
   piece.num_unary = static_cast<int>(unary.size());
   for (size_t k = 0; k < unary.size(); ++k) piece.unary[k] = {static_cast<UnaryOp>(unary[k].first), unary[k].second};
   const auto params = t[7].cast<std::vector<double>>();
@@ -126,7 +126,7 @@ std::vector<uint32_t> philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
 PYBIND11_MODULE(_native, m) {
   m.doc() = "The kernels of torch_shardinit. Private: use the package's functions.";
   m.attr("STREAM_VERSION") = kStreamVersion;
-  m.attr("MAX_UNARY") = kMaxUnary;
+  m.attr("MAX_UNARY") = kMaxUnary - kDrawUnary;
   m.attr("COMPILER") = SHARDINIT_COMPILER;
   m.def("fill", &fill, py::arg("pieces"), py::arg("num_threads"));
 #if defined(SHARDINIT_CUDA)
@@ -139,6 +139,10 @@ PYBIND11_MODULE(_native, m) {
   m.def("launches", &launches, py::arg("pieces"), py::arg("num_multiprocessors"));
   m.def("has_value_below", [](int dtype, double b) { return has_value_below(static_cast<Dtype>(dtype), b); });
   m.def("round_to_fp32", &round_to_fp32);
+  m.def("geometric_rate", [](double p) {
+    const DefaultFpEnvironment environment;
+    return geometric_rate(p);
+  });
   m.def("available_isas", &available_isas);
   m.def("active_isa", [] { return std::string(active_kernels().name); });
   m.def("force_isa", &force_isa);

@@ -6,8 +6,27 @@
 
 namespace shardinit {
 
-// Python passes the first five; set_draw chooses between the two ways of a truncated normal.
-enum class Distribution : int { kConstant, kUniform, kNormal, kTruncNormal, kBits, kTruncNormalNarrow };
+// Python passes all but the last; set_draw chooses between the two ways of a truncated normal.
+enum class Distribution : int {
+  kConstant,
+  kUniform,
+  kNormal,
+  kTruncNormal,
+  kBits,
+  kExponential,
+  kCauchy,
+  kBernoulli,
+  kRandom,
+  kTruncNormalNarrow
+};
+
+struct BernoulliParams {
+  uint32_t threshold;  // words below it give 1; p = 0 and p = 1 are constants
+};
+struct RandomParams {
+  uint64_t low;   // two's complement
+  uint64_t span;  // high - low, at least 1
+};
 
 // In working precision T.
 template <class T>
@@ -20,6 +39,8 @@ struct Draw {
     NormalParams<T> normal;
     TruncNormalWide<T> trunc_normal;
     TruncNormalNarrow<T> trunc_normal_narrow;
+    BernoulliParams bernoulli;
+    RandomParams random;
   };
 };
 
@@ -73,6 +94,74 @@ struct TruncNormalNarrowFn {
   template <class U>
   SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
     return {trunc_normal(a, p), trunc_normal(b, p)};
+  }
+};
+
+template <class T>
+struct ExponentialFn {
+  struct Params {};
+  using Word = UintOf<T>;
+  static constexpr uint64_t kPlane = kPlaneWord;
+  Params p;
+  template <class U>
+  SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
+    return {standard_exponential(a), standard_exponential(b)};
+  }
+};
+
+template <class T>
+struct CauchyFn {
+  struct Params {};
+  using Word = UintOf<T>;
+  static constexpr uint64_t kPlane = kPlaneWord;
+  Params p;
+  template <class U>
+  SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
+    return {standard_cauchy(a), standard_cauchy(b)};
+  }
+};
+
+// The high 32 bits of a word decide, so that every type has the same ones.
+template <class T>
+struct BernoulliFn {
+  using Params = BernoulliParams;
+  using Word = UintOf<T>;
+  static constexpr uint64_t kPlane = kPlaneWord;
+  Params p;
+  template <class U>
+  SHARDINIT_HD FloatOf<U> one(U word) const {
+    using F = FloatOf<U>;
+    const auto below = (word >> (sizeof(T) == 8 ? 32 : 0)) < Word{p.threshold};
+    return select(below, splat<F>(T(1)), splat<F>(T(0)));
+  }
+  template <class U>
+  SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
+    return {one(a), one(b)};
+  }
+};
+
+// low + (word * span) / 2^64, in two's complement.
+struct RandomFn {
+  using Params = RandomParams;
+  using Word = uint64_t;
+  static constexpr uint64_t kPlane = kPlaneWord;
+  Params p;
+  template <class U>
+  SHARDINIT_HD U one(U word) const {
+    // The high half of the 128-bit product, from four products of 32 bits.
+    const U mask = splat<U>(uint64_t{0xffffffff});
+    const auto above = static_cast<uint32_t>(p.span >> 32);
+    const auto below = static_cast<uint32_t>(p.span);
+    const auto low_by_below = mul_wide(low_half(word), below);
+    const auto high_by_below = mul_wide(high_half(word), below);
+    const auto low_by_above = mul_wide(low_half(word), above);
+    const auto high_by_above = mul_wide(high_half(word), above);
+    const U middle = (low_by_below >> 32) + (high_by_below & mask) + (low_by_above & mask);
+    return high_by_above + (high_by_below >> 32) + (low_by_above >> 32) + (middle >> 32) + splat<U>(p.low);
+  }
+  template <class U>
+  SHARDINIT_HD Pair<U> operator()(U a, U b) const {
+    return {one(a), one(b)};
   }
 };
 

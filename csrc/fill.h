@@ -10,7 +10,18 @@
 
 namespace shardinit {
 
-enum class Dtype : int { kFloat64, kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2, kBits32, kBits64 };
+enum class Dtype : int {
+  kFloat64,
+  kFloat32,
+  kBFloat16,
+  kFloat16,
+  kFloat8E4M3,
+  kFloat8E5M2,
+  kBits32,  // integers, whose signs do not matter
+  kBits64,
+  kBits8,
+  kBits16
+};
 
 SHARDINIT_HD constexpr size_t size_of(Dtype dtype) {
   switch (dtype) {
@@ -22,11 +33,14 @@ SHARDINIT_HD constexpr size_t size_of(Dtype dtype) {
       return 4;
     case Dtype::kBFloat16:
     case Dtype::kFloat16:
+    case Dtype::kBits16:
       return 2;
     default:
       return 1;
   }
 }
+
+SHARDINIT_HD constexpr bool is_integer(Dtype dtype) { return dtype >= Dtype::kBits32; }
 
 // One grid of elements of one tensor, and what to put there.
 struct Piece {
@@ -41,7 +55,8 @@ struct Piece {
 };
 
 // Parameters as the caller gave them, checked in Python: a number in fp64, already rounded to fp32 where that is the
-// working precision. p: constant (value); uniform (a, b); normal (std, mean); trunc_normal (std, mean, a, b).
+// working precision. p: constant (value); uniform (a, b); normal (std, mean); trunc_normal (std, mean, a, b); bernoulli
+// (how many words of 2^32 give 1); random (low, high), exact as doubles. Bits, exponential and cauchy have none.
 // Reads the piece's dtype and num_unary.
 void set_draw(Piece* piece, Distribution distribution, const double p[4], uint64_t seed, uint64_t tensor_id);
 

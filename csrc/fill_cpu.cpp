@@ -15,64 +15,68 @@ constexpr size_t kChunk = 2304;  // elements that pass through the cache at a ti
 
 template <class T>
 void scatter(const T* from, size_t n, T* to, int64_t stride) {
-  if (stride == 1) {
-    memcpy(to, from, n * sizeof(T));
-  } else {
-    for (size_t i = 0; i < n; ++i) to[static_cast<int64_t>(i) * stride] = from[i];
+  for (size_t i = 0; i < n; ++i) to[static_cast<int64_t>(i) * stride] = from[i];
+}
+
+// Elements `stride` apart in memory, from a chunk side by side.
+void scatter_bytes(size_t size, const void* from, size_t n, void* to, int64_t stride) {
+  switch (size) {
+    case 1:
+      return scatter(static_cast<const uint8_t*>(from), n, static_cast<uint8_t*>(to), stride);
+    case 2:
+      return scatter(static_cast<const uint16_t*>(from), n, static_cast<uint16_t*>(to), stride);
+    case 4:
+      return scatter(static_cast<const uint32_t*>(from), n, static_cast<uint32_t*>(to), stride);
+    default:
+      return scatter(static_cast<const uint64_t*>(from), n, static_cast<uint64_t*>(to), stride);
   }
+}
+
+// At most kChunk elements with consecutive global indices, side by side at `out`.
+void fill_chunk(const Kernels& kernels, const Piece& piece, uint64_t first, size_t n, void* out) {
+  alignas(64) uint64_t wide[kChunk];
+  alignas(64) float real[kChunk];
+  const Dtype dtype = piece.dtype;
+  const Distribution distribution = piece.is_double ? piece.draw64.distribution : piece.draw32.distribution;
+  if (distribution == Distribution::kBits) {
+    if (dtype == Dtype::kBits32) return kernels.bits32(piece.draw32.stream, first, n, static_cast<uint32_t*>(out));
+    return kernels.bits64(piece.draw32.stream, first, n, static_cast<uint64_t*>(out));
+  }
+  const bool is_random = distribution == Distribution::kRandom;
+  if (piece.is_double) {
+    auto* const values = static_cast<double*>(out);
+    if (is_random) {
+      kernels.integers(piece.draw64.stream, piece.draw64.random, first, n, wide);
+      kernels.to_reals64(wide, n, values);
+    } else {
+      kernels.draw64(piece.draw64, first, n, values);
+    }
+    return kernels.unary64(piece.unary, piece.num_unary, values, n);
+  }
+  float* const values = dtype == Dtype::kFloat32 ? static_cast<float*>(out) : real;
+  if (is_random) {
+    kernels.integers(piece.draw32.stream, piece.draw32.random, first, n, wide);
+    if (is_integer(dtype)) return kernels.truncate(dtype, wide, n, out);
+    kernels.to_reals32(wide, n, values);
+  } else {
+    kernels.draw32(piece.draw32, first, n, values);
+    if (is_integer(dtype)) return kernels.truncate_small(dtype, values, n, out);
+  }
+  kernels.unary32(piece.unary, piece.num_unary, values, n);
+  if (dtype != Dtype::kFloat32) kernels.narrow(dtype, values, n, out);
 }
 
 // A run of n elements with consecutive global indices, `stride` elements apart in memory.
 void fill_run(const Kernels& kernels, const Piece& piece, uint64_t first, size_t n, char* to, int64_t stride) {
   alignas(64) char buffer[kChunk * 8];
-  alignas(64) char narrowed[kChunk * 2];
-  auto* as_float = reinterpret_cast<float*>(buffer);
-  auto* as_double = reinterpret_cast<double*>(buffer);
-  const int64_t step = stride * static_cast<int64_t>(size_of(piece.dtype));
+  const size_t size = size_of(piece.dtype);
   while (n) {
-    size_t count = std::min(n, kChunk);
-    switch (piece.dtype) {
-      case Dtype::kBits32: {
-        auto* out = stride == 1 ? reinterpret_cast<uint32_t*>(to) : reinterpret_cast<uint32_t*>(buffer);
-        kernels.bits32(piece.draw32.stream, first, count, out);
-        if (stride != 1) scatter(out, count, reinterpret_cast<uint32_t*>(to), stride);
-        break;
-      }
-      case Dtype::kBits64: {
-        auto* out = stride == 1 ? reinterpret_cast<uint64_t*>(to) : reinterpret_cast<uint64_t*>(buffer);
-        kernels.bits64(piece.draw32.stream, first, count, out);
-        if (stride != 1) scatter(out, count, reinterpret_cast<uint64_t*>(to), stride);
-        break;
-      }
-      case Dtype::kFloat64: {
-        auto* out = stride == 1 ? reinterpret_cast<double*>(to) : as_double;
-        kernels.draw64(piece.draw64, first, count, out);
-        kernels.unary64(piece.unary, piece.num_unary, out, count);
-        if (stride != 1) scatter(out, count, reinterpret_cast<double*>(to), stride);
-        break;
-      }
-      case Dtype::kFloat32: {
-        auto* out = stride == 1 ? reinterpret_cast<float*>(to) : as_float;
-        kernels.draw32(piece.draw32, first, count, out);
-        kernels.unary32(piece.unary, piece.num_unary, out, count);
-        if (stride != 1) scatter(out, count, reinterpret_cast<float*>(to), stride);
-        break;
-      }
-      default: {
-        kernels.draw32(piece.draw32, first, count, as_float);
-        kernels.unary32(piece.unary, piece.num_unary, as_float, count);
-        kernels.narrow(piece.dtype, as_float, count, stride == 1 ? static_cast<void*>(to) : narrowed);
-        if (stride == 1) break;
-        if (size_of(piece.dtype) == 2) {
-          scatter(reinterpret_cast<uint16_t*>(narrowed), count, reinterpret_cast<uint16_t*>(to), stride);
-        } else {
-          scatter(reinterpret_cast<uint8_t*>(narrowed), count, reinterpret_cast<uint8_t*>(to), stride);
-        }
-      }
-    }
+    const size_t count = std::min(n, kChunk);
+    fill_chunk(kernels, piece, first, count, stride == 1 ? static_cast<void*>(to) : buffer);
+    if (stride != 1) scatter_bytes(size, buffer, count, to, stride);
     first += count;
     n -= count;
-    to += step * static_cast<int64_t>(count);
+    to += stride * static_cast<int64_t>(size) * static_cast<int64_t>(count);
   }
 }
 

@@ -167,6 +167,21 @@ __device__ __forceinline__ void fill_runs(const RunBatch<Fn>& batch) {
 
 // ---- grids --------------------------------------------------------------------------------------
 
+// The piece's steps, on four values of one type.
+template <class Fn, class T>
+__device__ __forceinline__ void take_steps(const GridBatch<Fn>& batch, const GridPiece<Fn>& piece, T x[4]) {
+  for (uint32_t k = 0; k < piece.num_steps; ++k) {
+    const auto& step = batch.steps[piece.first_step + k];
+    const auto operand = static_cast<T>(step.operand);
+    with_unary(step.op, [&](const auto& fn) {
+      for (int j = 0; j < 4; ++j) x[j] = fn(x[j], operand);
+    });
+  }
+  if (piece.num_steps) {
+    for (int j = 0; j < 4; ++j) x[j] = canonical_nan(x[j]);
+  }
+}
+
 template <class Fn>
 struct GridWriter {
   using T = ValueOf<Fn>;
@@ -183,17 +198,33 @@ struct GridWriter {
     const auto words = words_of(Fn::kPlane);
     T x[4];
     values_of(Fn{piece.params}, words, kPlanes<Fn> == 2 ? words_of(Fn::kPlane + 1) : words, x);
-    if constexpr (std::is_floating_point_v<T>) {
-      for (uint32_t k = 0; k < piece.num_steps; ++k) {
-        const auto& step = batch.steps[piece.first_step + k];
-        with_unary(step.op, [&](const auto& fn) {
-          for (int j = 0; j < 4; ++j) x[j] = fn(x[j], step.operand);
-        });
-      }
-      if (piece.num_steps) {
-        for (int j = 0; j < 4; ++j) x[j] = canonical_nan(x[j]);
+    if constexpr (std::is_same_v<Fn, RandomFn>) {
+      if (!is_integer(piece.dtype)) {
+        if (piece.dtype == Dtype::kFloat64) {
+          reals<double>(address, stride, from, to, x);
+        } else {
+          reals<float>(address, stride, from, to, x);
+        }
+        return;
       }
     }
+    if constexpr (std::is_floating_point_v<T>) take_steps(batch, piece, x);
+    write(address, stride, from, to, x);
+  }
+
+  // Integers as reals, and what steps make of them.
+  template <class Real>
+  __device__ __forceinline__ void reals(uint64_t address, uint64_t stride, uint32_t from, uint32_t to,
+                                        const uint64_t integers[4]) const {
+    Real x[4];
+    for (int j = 0; j < 4; ++j) x[j] = static_cast<Real>(static_cast<int64_t>(integers[j]));
+    take_steps(batch, piece, x);
+    write(address, stride, from, to, x);
+  }
+
+  template <class Value>
+  __device__ __forceinline__ void write(uint64_t address, uint64_t stride, uint32_t from, uint32_t to,
+                                        const Value x[4]) const {
     const Dtype dtype = piece.dtype;
     const auto size = static_cast<uint32_t>(size_of(dtype));
     const uint64_t alignment = min(16u, 4 * size);

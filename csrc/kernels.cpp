@@ -200,6 +200,12 @@ void with_function(const Draw<T>& draw, const Body& body) {
       return body(TruncNormalWideFn<T, false>{draw.trunc_normal});
     case Distribution::kTruncNormalNarrow:
       return body(TruncNormalNarrowFn<T>{draw.trunc_normal_narrow});
+    case Distribution::kExponential:
+      return body(ExponentialFn<T>{});
+    case Distribution::kCauchy:
+      return body(CauchyFn<T>{});
+    case Distribution::kBernoulli:
+      return body(BernoulliFn<T>{draw.bernoulli});
     default:
       return;
   }
@@ -219,16 +225,58 @@ void bits(const Stream& stream, uint64_t first, size_t n, T* out) {
   run(stream, BitsFn<T>{}, first, n, out);
 }
 
+void integers(const Stream& stream, const RandomParams& params, uint64_t first, size_t n, uint64_t* out) {
+  run(stream, RandomFn{params}, first, n, out);
+}
+
+template <class T>
+void to_reals(const uint64_t* from, size_t n, T* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = static_cast<T>(static_cast<int64_t>(from[i]));
+}
+
+// In whole vectors; the rest of the last one is of no use to anyone.
 template <class T>
 void unary(const Unary* ops, int num_ops, T* x, size_t n) {
+  constexpr size_t kLanes = Pack<T>::kLanes;
+  const size_t whole = n / kLanes * kLanes;
+  T rest[kLanes] = {};
+  memcpy(rest, x + whole, (n - whole) * sizeof(T));
   for (int k = 0; k < num_ops; ++k) {
     const T s = static_cast<T>(ops[k].operand);
     with_unary(ops[k].op, [&](const auto& fn) {
-      for (size_t i = 0; i < n; ++i) x[i] = fn(x[i], s);
+      for (size_t i = 0; i < whole; i += kLanes) store(x + i, fn(load<T>(x + i), s));
+      if (n != whole) store(rest, fn(load<T>(rest), s));
     });
   }
+  memcpy(x + whole, rest, (n - whole) * sizeof(T));
   if (num_ops) {
     for (size_t i = 0; i < n; ++i) x[i] = canonical_nan(x[i]);
+  }
+}
+
+template <class Integer>
+void truncate_to(const float* x, size_t n, void* out) {
+  for (size_t i = 0; i < n; ++i) static_cast<Integer*>(out)[i] = static_cast<Integer>(static_cast<int32_t>(x[i]));
+}
+template <class Integer>
+void truncate_to(const uint64_t* x, size_t n, void* out) {
+  for (size_t i = 0; i < n; ++i) static_cast<Integer*>(out)[i] = static_cast<Integer>(x[i]);
+}
+
+// As integers of the type's size: the low bits.
+template <class From>
+void truncate(Dtype dtype, const From* x, size_t n, void* out) {
+  switch (dtype) {
+    case Dtype::kBits8:
+      return truncate_to<uint8_t>(x, n, out);
+    case Dtype::kBits16:
+      return truncate_to<uint16_t>(x, n, out);
+    case Dtype::kBits32:
+      return truncate_to<uint32_t>(x, n, out);
+    case Dtype::kBits64:
+      return truncate_to<uint64_t>(x, n, out);
+    default:
+      return;
   }
 }
 
@@ -288,6 +336,11 @@ const Kernels& SHARDINIT_NAME(SHARDINIT_ISA)() {
                                   bits<uint64_t>,
                                   unary<float>,
                                   unary<double>,
+                                  integers,
+                                  to_reals<float>,
+                                  to_reals<double>,
+                                  truncate<float>,
+                                  truncate<uint64_t>,
                                   narrow,
                                   transform};
   return kernels;

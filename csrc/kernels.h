@@ -14,6 +14,12 @@ struct Kernels {
   void (*bits64)(const Stream& stream, uint64_t first, size_t n, uint64_t* out);
   void (*unary32)(const Unary* ops, int num_ops, float* x, size_t n);
   void (*unary64)(const Unary* ops, int num_ops, double* x, size_t n);
+  // Integers of 64 bits, two's complement; what a piece of integers or reals makes of them.
+  void (*integers)(const Stream& stream, const RandomParams& params, uint64_t first, size_t n, uint64_t* out);
+  void (*to_reals32)(const uint64_t* from, size_t n, float* out);
+  void (*to_reals64)(const uint64_t* from, size_t n, double* out);
+  void (*truncate_small)(Dtype dtype, const float* from, size_t n, void* out);  // small integers as floats
+  void (*truncate)(Dtype dtype, const uint64_t* from, size_t n, void* out);
   // Rounds to one of the types below fp32.
   void (*narrow)(Dtype dtype, const float* x, size_t n, void* out);
   // One element's draw from given words, for the tests of accuracy: 32- or 64-bit words widened to 64.

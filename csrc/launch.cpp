@@ -53,6 +53,21 @@ template <class T>
 TruncNormalNarrow<T> params_of(const Piece& piece, TruncNormalNarrowFn<T>*) {
   return draw_of<T>(piece).trunc_normal_narrow;
 }
+template <class T>
+BernoulliParams params_of(const Piece& piece, BernoulliFn<T>*) {
+  return draw_of<T>(piece).bernoulli;
+}
+RandomParams params_of(const Piece& piece, RandomFn*) {
+  return piece.is_double ? piece.draw64.random : piece.draw32.random;
+}
+template <class T>
+typename ExponentialFn<T>::Params params_of(const Piece&, ExponentialFn<T>*) {
+  return {};
+}
+template <class T>
+typename CauchyFn<T>::Params params_of(const Piece&, CauchyFn<T>*) {
+  return {};
+}
 template <class W>
 typename BitsFn<W>::Params params_of(const Piece&, BitsFn<W>*) {
   return {};
@@ -102,6 +117,31 @@ Kernel run_kernel(Dtype dtype) {
   }
 }
 
+Kernel grid_kernel_of(const Piece& piece) {
+  switch (distribution_of(piece)) {
+    case Distribution::kConstant:
+      return Kernel::grid_constant;
+    case Distribution::kBits:
+      return piece.dtype == Dtype::kBits64 ? Kernel::grid_bits64 : Kernel::grid_bits32;
+    case Distribution::kUniform:
+      return piece.is_double ? Kernel::grid_uniform_64 : Kernel::grid_uniform_32;
+    case Distribution::kNormal:
+      return piece.is_double ? Kernel::grid_normal_64 : Kernel::grid_normal_32;
+    case Distribution::kTruncNormal:
+      return piece.is_double ? Kernel::grid_trunc_normal_64 : Kernel::grid_trunc_normal_32;
+    case Distribution::kExponential:
+      return piece.is_double ? Kernel::grid_exponential_64 : Kernel::grid_exponential_32;
+    case Distribution::kCauchy:
+      return piece.is_double ? Kernel::grid_cauchy_64 : Kernel::grid_cauchy_32;
+    case Distribution::kBernoulli:
+      return piece.is_double ? Kernel::grid_bernoulli_64 : Kernel::grid_bernoulli_32;
+    case Distribution::kRandom:
+      return Kernel::grid_random;
+    default:
+      return piece.is_double ? Kernel::grid_trunc_normal_series_64 : Kernel::grid_trunc_normal_series_32;
+  }
+}
+
 Kernel run_kernel_of(const Piece& piece) {
   switch (distribution_of(piece)) {
     case Distribution::kConstant:
@@ -116,25 +156,10 @@ Kernel run_kernel_of(const Piece& piece) {
       if (piece.is_double) return Kernel::run_trunc_normal_f64;
       return is_central(piece.draw32.trunc_normal) ? run_kernel<TruncNormalCentral32>(piece.dtype)
                                                    : run_kernel<TruncNormal32>(piece.dtype);
-    default:
+    case Distribution::kTruncNormalNarrow:
       return piece.is_double ? Kernel::run_trunc_normal_series_f64 : run_kernel<TruncNormalNarrow32>(piece.dtype);
-  }
-}
-
-Kernel grid_kernel_of(const Piece& piece) {
-  switch (distribution_of(piece)) {
-    case Distribution::kConstant:
-      return Kernel::grid_constant;
-    case Distribution::kBits:
-      return piece.dtype == Dtype::kBits64 ? Kernel::grid_bits64 : Kernel::grid_bits32;
-    case Distribution::kUniform:
-      return piece.is_double ? Kernel::grid_uniform_64 : Kernel::grid_uniform_32;
-    case Distribution::kNormal:
-      return piece.is_double ? Kernel::grid_normal_64 : Kernel::grid_normal_32;
-    case Distribution::kTruncNormal:
-      return piece.is_double ? Kernel::grid_trunc_normal_64 : Kernel::grid_trunc_normal_32;
     default:
-      return piece.is_double ? Kernel::grid_trunc_normal_series_64 : Kernel::grid_trunc_normal_series_32;
+      return grid_kernel_of(piece);
   }
 }
 

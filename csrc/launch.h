@@ -23,7 +23,7 @@ struct BatchHeader {
   uint64_t total;   // spans of a RunBatch, units of a GridBatch
 };
 
-// x rounded to one of the types below fp32, in the low bits.
+// x rounded to one of the types below fp32, or as an integer where it is a small one, in the low bits.
 SHARDINIT_HD uint32_t narrow(Dtype dtype, float x) {
   switch (dtype) {
     case Dtype::kBFloat16:
@@ -32,8 +32,10 @@ SHARDINIT_HD uint32_t narrow(Dtype dtype, float x) {
       return round_to<Float16>(x);
     case Dtype::kFloat8E4M3:
       return round_to<Float8E4M3>(x);
-    default:
+    case Dtype::kFloat8E5M2:
       return round_to<Float8E5M2>(x);
+    default:
+      return static_cast<uint32_t>(static_cast<int32_t>(x));
   }
 }
 
@@ -123,6 +125,12 @@ using UniformScaled64 = UniformFn<double, true>;
 using Normal64 = NormalFn<double>;
 using TruncNormal64 = TruncNormalWideFn<double, false>;
 using TruncNormalNarrow64 = TruncNormalNarrowFn<double>;
+using Exponential32 = ExponentialFn<float>;
+using Exponential64 = ExponentialFn<double>;
+using Cauchy32 = CauchyFn<float>;
+using Cauchy64 = CauchyFn<double>;
+using Bernoulli32 = BernoulliFn<float>;
+using Bernoulli64 = BernoulliFn<double>;
 using Bits32 = BitsFn<uint32_t>;
 using Bits64 = BitsFn<uint64_t>;
 
@@ -156,7 +164,7 @@ struct Narrow;
   X(bits64, Bits64, Whole)                                     \
   X(constant, ConstantFn, Whole)
 
-// X(name, function); a kernel of grids rounds to whatever the piece says.
+// X(name, function); a kernel of grids rounds to whatever the piece says. What init code seldom draws has no others.
 #define SHARDINIT_GRID_KERNELS(X)                \
   X(uniform_32, Uniform32)                       \
   X(normal_32, Normal32)                         \
@@ -166,6 +174,13 @@ struct Narrow;
   X(normal_64, Normal64)                         \
   X(trunc_normal_64, TruncNormal64)              \
   X(trunc_normal_series_64, TruncNormalNarrow64) \
+  X(exponential_32, Exponential32)               \
+  X(exponential_64, Exponential64)               \
+  X(cauchy_32, Cauchy32)                         \
+  X(cauchy_64, Cauchy64)                         \
+  X(bernoulli_32, Bernoulli32)                   \
+  X(bernoulli_64, Bernoulli64)                   \
+  X(random, RandomFn)                            \
   X(bits32, Bits32)                              \
   X(bits64, Bits64)                              \
   X(constant, ConstantFn)

@@ -2,6 +2,8 @@
 // libm.
 #include "params.h"
 
+#include "elementary.h"
+
 namespace shardinit {
 namespace {
 
@@ -168,9 +170,22 @@ float top_below(float b) {
   return value_of(pattern);
 }
 
+// An integer in [-2^63, 2^64], in two's complement.
+uint64_t integer_of(double x) {
+  if (x < 0) return ~static_cast<uint64_t>(-x) + 1;
+  return x < 0x1p64 ? static_cast<uint64_t>(x) : 0;
+}
+
 }  // namespace
 
 bool has_value_below(Dtype dtype, double b) { return dtype != Dtype::kFloat8E4M3 || b > -448.0; }
+
+// u = 1 - p is rounded, and ln(u) / (u - 1) hides that: it varies slowly where u is near 1 (Goldberg, ACM Computing
+// Surveys 23(1), 1991, theorem 4).
+double geometric_rate(double p) {
+  const double u = 1.0 - p;
+  return u == 1.0 ? p : p * log_rn(u) / (u - 1.0);
+}
 
 double to_float32(double x) { return static_cast<float>(x); }
 
@@ -225,7 +240,21 @@ static Draw<T> make_draw(Dtype dtype, Distribution distribution, const double ra
         set_trunc_normal<T>(&draw, p[0], p[1], p[2], p[3]);
       }
       break;
+    case Distribution::kBernoulli:
+      if (raw[0] <= 0 || raw[0] >= 0x1p32) {
+        draw.distribution = Distribution::kConstant;
+        draw.constant = raw[0] > 0 ? T(1) : T(0);
+      } else {
+        draw.bernoulli.threshold = static_cast<uint32_t>(raw[0]);
+      }
+      break;
+    case Distribution::kRandom:
+      draw.random.low = integer_of(raw[0]);
+      draw.random.span = integer_of(raw[1]) - draw.random.low;
+      break;
     case Distribution::kBits:
+    case Distribution::kExponential:
+    case Distribution::kCauchy:
     case Distribution::kTruncNormalNarrow:  // set_trunc_normal chooses it
       break;
   }

@@ -12,6 +12,9 @@ bool has_value_below(Dtype dtype, double b);
 // x rounded to fp32. Out of line, so that the rounding can't leave its caller's floating-point environment.
 double to_float32(double x);
 
+// -ln(1 - p) for 0 < p < 1.
+double geometric_rate(double p);
+
 // The largest value of the type below b.
 template <class T>
 T uniform_top(Dtype dtype, T b);

@@ -110,7 +110,22 @@ struct Narrow {
   }
 };
 
-// Whatever the piece says: for the kernels of grids.
+// The low bytes of an integer, as many as the type has.
+__device__ __forceinline__ void store_integer(Dtype dtype, uint64_t address, uint64_t x) {
+  switch (size_of(dtype)) {
+    case 8:
+      return store64(address, x);
+    case 4:
+      return store32(address, static_cast<uint32_t>(x));
+    case 2:
+      return store16(address, static_cast<uint32_t>(x));
+    default:
+      return store8(address, static_cast<uint32_t>(x));
+  }
+}
+
+// Whatever the piece says: for the kernels of grids. A float for a type of integers is a small one; a uint64_t may be
+// one for any of them.
 struct AnyOutput {
   template <class T>
   static __device__ __forceinline__ uint32_t size(Dtype dtype) {
@@ -119,16 +134,31 @@ struct AnyOutput {
   template <class T>
   static __device__ __forceinline__ void block(Dtype dtype, uint64_t address, const T x[4]) {
     if constexpr (std::is_same_v<T, float>) {
-      if (dtype != Dtype::kFloat32) return store_narrow(dtype, address, x);
+      if (size_of(dtype) < 4) return store_narrow(dtype, address, x);
+    }
+    if (by_elements<T>(dtype)) {
+      for (uint32_t k = 0; k < 4; ++k) element(dtype, address + k * size_of(dtype), x[k]);
+      return;
     }
     Whole::block(dtype, address, x);
   }
   template <class T>
   static __device__ __forceinline__ void element(Dtype dtype, uint64_t address, T x) {
     if constexpr (std::is_same_v<T, float>) {
-      if (dtype != Dtype::kFloat32) return Narrow::element(dtype, address, x);
+      if (is_integer(dtype)) return store_integer(dtype, address, narrow(dtype, x));
+      if (size_of(dtype) < 4) return Narrow::element(dtype, address, x);
+    }
+    if constexpr (std::is_same_v<T, uint64_t>) {
+      if (dtype != Dtype::kBits64) return store_integer(dtype, address, x);
     }
     Whole::element(dtype, address, x);
+  }
+
+ private:
+  template <class T>
+  static __device__ __forceinline__ bool by_elements(Dtype dtype) {
+    if (std::is_same_v<T, float>) return is_integer(dtype);
+    return std::is_same_v<T, uint64_t> && dtype != Dtype::kBits64;
   }
 };
 

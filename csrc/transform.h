@@ -100,40 +100,61 @@ struct Pair {
   F odd;
 };
 
-// Box and Muller's pair of standard normals, the radius from p and the angle from q.
+// -2 ln((p + 1/2) / 2^bits)
 template <class U>
-SHARDINIT_HD Pair<FloatOf<U>> normal_pair(U p, U q) {
+SHARDINIT_HD FloatOf<U> minus_two_log_of(U p) {
   using F = FloatOf<U>;
-  constexpr bool kIs32 = LaneOf<U>::kBits == 32;
   // w is 2 v below a half and 2 v - 2 from there on (v = (p + 1/2) / 2^bits), so neither end loses precision.
-  F w, a;
-  if constexpr (kIs32) {
+  F w;
+  if constexpr (LaneOf<U>::kBits == 32) {
     w = fma_rn(to_float(as_signed(p)), splat<F>(0x1p-31f), splat<F>(0x1p-32f));
-    a = to_float(as_signed(q << 2)) * splat<F>(0x1p-31f);
   } else {
     w = fma_rn(to_float(as_signed(p)), splat<F>(0x1p-63), splat<F>(0x1p-64));
-    a = to_float(as_signed(q << 2)) * splat<F>(0x1p-63);
   }
   const auto upper = as_signed(p) < 0;
   const Split<F> low = split_exponent(w);
   const F t = select(upper, w, low.t);
   const F log = minus_two_log(t);
-  const F r = sqrt_rn(select(upper, log, add_minus_two_log_of_power(low.scaled_n, log)));
+  return select(upper, log, add_minus_two_log_of_power(low.scaled_n, log));
+}
 
-  const F x = a * a;
-  F sine, cosine;
-  if constexpr (kIs32) {
-    sine = horner(x, -0x1.2f5992p-15f, 0x1.466b2p-9f, -0x1.4abbecp-4f, 0x1.921fb6p-1f) * a;
-    cosine = horner(x, -0x1.4dfd3ap-12f, 0x1.03acccp-6f, -0x1.3bd37ep-2f, 0x1.fffffep-1f);
-    cosine = float_of_bits(bits_of(cosine) ^ (q & splat<U>(0x80000000u)));
+// sin(pi/4 a) / a and cos(pi/4 a) for x = a^2, a in [-1, 1].
+template <class F>
+SHARDINIT_HD F angle_sine(F x) {
+  if constexpr (LaneOf<F>::kBits == 32) {
+    return horner(x, -0x1.2f5992p-15f, 0x1.466b2p-9f, -0x1.4abbecp-4f, 0x1.921fb6p-1f);
   } else {
-    sine = horner(x, 0x1.add9d45ae8195p-47, 0x1.e06afd55415bp-38, -0x1.e2fa787f268fep-30, 0x1.50782aae65ef4p-22,
-                  -0x1.32d2ccde1222cp-15, 0x1.466bc67753d55p-9, -0x1.4abbce625be01p-4, 0x1.921fb54442d18p-1) *
-           a;
-    cosine = horner(x, -0x1.163e74e54412p-49, -0x1.a90992955d2e9p-42, 0x1.f9bbb9d5f3e32p-34, -0x1.a6d1dd1388cd3p-26,
-                    0x1.e1f506733340fp-19, -0x1.55d3c7e3bfb74p-12, 0x1.03c1f081b5a56p-6, -0x1.3bd3cc9be45dep-2, 0x1p+0);
-    cosine = float_of_bits(bits_of(cosine) ^ (q & splat<U>(0x8000000000000000u)));
+    return horner(x, 0x1.add9d45ae8195p-47, 0x1.e06afd55415bp-38, -0x1.e2fa787f268fep-30, 0x1.50782aae65ef4p-22,
+                  -0x1.32d2ccde1222cp-15, 0x1.466bc67753d55p-9, -0x1.4abbce625be01p-4, 0x1.921fb54442d18p-1);
   }
+}
+template <class F>
+SHARDINIT_HD F angle_cosine(F x) {
+  if constexpr (LaneOf<F>::kBits == 32) {
+    return horner(x, -0x1.4dfd3ap-12f, 0x1.03acccp-6f, -0x1.3bd37ep-2f, 0x1.fffffep-1f);
+  } else {
+    return horner(x, -0x1.163e74e54412p-49, -0x1.a90992955d2e9p-42, 0x1.f9bbb9d5f3e32p-34, -0x1.a6d1dd1388cd3p-26,
+                  0x1.e1f506733340fp-19, -0x1.55d3c7e3bfb74p-12, 0x1.03c1f081b5a56p-6, -0x1.3bd3cc9be45dep-2, 0x1p+0);
+  }
+}
+
+// Box and Muller's pair of standard normals, the radius from p and the angle from q.
+template <class U>
+SHARDINIT_HD Pair<FloatOf<U>> normal_pair(U p, U q) {
+  using F = FloatOf<U>;
+  constexpr bool kIs32 = LaneOf<U>::kBits == 32;
+  F a;
+  if constexpr (kIs32) {
+    a = to_float(as_signed(q << 2)) * splat<F>(0x1p-31f);
+  } else {
+    a = to_float(as_signed(q << 2)) * splat<F>(0x1p-63);
+  }
+  const F r = sqrt_rn(minus_two_log_of(p));
+  const F x = a * a;
+  const F sine = angle_sine(x) * a;
+  F cosine = angle_cosine(x);
+  cosine =
+      float_of_bits(bits_of(cosine) ^ (q & splat<U>(kIs32 ? uint64_t{0x80000000u} : uint64_t{0x8000000000000000u})));
   const auto swap = as_signed(q << 1) < 0;
   return {r * select(swap, sine, cosine), r * select(swap, cosine, sine)};
 }
@@ -260,11 +281,10 @@ SHARDINIT_HD FloatOf<U> trunc_normal(U word, const TruncNormalWide<float>& p) {
   return clamp_value(fma_rn(z, splat<F>(p.std), splat<F>(p.mean)), p.a, p.b);
 }
 
-// Algorithm AS 241, PPND16 (Wichura, Applied Statistics 37, 1988), over the nearer tail.
-template <bool kCentral, class U>
-SHARDINIT_HD FloatOf<U> trunc_normal(U word, const TruncNormalWide<double>& p) {
-  using F = FloatOf<U>;
-  const F c = fma_rn(centered(word), splat<F>(p.mass), splat<F>(p.center));
+// The standard normal quantile of P = 1/2 + c, where t is the probability of the nearer tail. Algorithm AS 241, PPND16
+// (Wichura, Applied Statistics 37, 1988).
+template <class F>
+SHARDINIT_HD F quantile_ppnd16(F c, F t) {
   const auto below = c < 0.0;
   const F size = select(below, -c, c);
   const F r = fma_rn(-c, c, splat<F>(0.180625));
@@ -274,7 +294,6 @@ SHARDINIT_HD FloatOf<U> trunc_normal(U word, const TruncNormalWide<double>& p) {
                     5394.1960214247511077, 687.18700749205790830, 42.313330701600911252, 1.0));
   const auto outer = size > 0.425;
   if (any(outer)) {
-    const F t = nearer_tail(word, below, p.tail_mass, p);
     const Split<F> split = split_exponent(t);
     const F log = add_minus_two_log_of_power(split.scaled_n + splat<F>(0x1p52), minus_two_log(split.t));
     const F root = sqrt_rn(log * splat<F>(0.5));
@@ -297,7 +316,46 @@ SHARDINIT_HD FloatOf<U> trunc_normal(U word, const TruncNormalWide<double>& p) {
     }
     z = select(outer, select(below, -tail, tail), z);
   }
+  return z;
+}
+
+template <bool kCentral, class U>
+SHARDINIT_HD FloatOf<U> trunc_normal(U word, const TruncNormalWide<double>& p) {
+  using F = FloatOf<U>;
+  const F c = fma_rn(centered(word), splat<F>(p.mass), splat<F>(p.center));
+  const F z = quantile_ppnd16(c, nearer_tail(word, c < 0.0, p.tail_mass, p));
   return clamp_value(fma_rn(z, splat<F>(p.std), splat<F>(p.mean)), p.a, p.b);
+}
+
+// ---- exponential and Cauchy, both standard ------------------------------------------------------
+
+// -ln((word + 1/2) / 2^bits), by the way of a normal's radius.
+template <class U>
+SHARDINIT_HD FloatOf<U> standard_exponential(U word) {
+  using F = FloatOf<U>;
+  using Real = FloatOf<std::conditional_t<LaneOf<U>::kBits == 32, uint32_t, uint64_t>>;
+  return minus_two_log_of(word) * splat<F>(Real(0.5));
+}
+
+// tan(pi (v - 1/2)), v = (word + 1/2) / 2^bits, from sine and cosine of the angle to the nearer of the middle and the
+// ends, which keeps relative precision at all three.
+template <class U>
+SHARDINIT_HD FloatOf<U> standard_cauchy(U word) {
+  using F = FloatOf<U>;
+  constexpr bool kIs32 = LaneOf<U>::kBits == 32;
+  using Real = FloatOf<std::conditional_t<kIs32, uint32_t, uint64_t>>;
+  const F c = centered(word);
+  const auto below = c < Real(0);
+  const F u = fma_rn(to_float(select(below, word, ~word)), splat<F>(kIs32 ? Real(0x1p-32) : Real(0x1p-64)),
+                     splat<F>(kIs32 ? Real(0x1p-33) : Real(0x1p-65)));
+  const F size = select(below, -c, c);
+  const auto outer = size > Real(0.25);
+  const F a = select(outer, u, size) * splat<F>(Real(4));
+  const F x = a * a;
+  const F sine = angle_sine(x) * a;
+  const F cosine = angle_cosine(x);
+  const F tangent = select(outer, cosine, sine) / select(outer, sine, cosine);
+  return select(below, -tangent, tangent);
 }
 
 }  // namespace shardinit

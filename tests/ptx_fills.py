@@ -12,7 +12,7 @@ from ptx import Memory, Module
 from ptx.compile import compile_to_ptx
 
 from torch_shardinit import _native
-from torch_shardinit.draws import BITS_DTYPES, DISTRIBUTION_CODES, DTYPE_CODES
+from torch_shardinit.draws import DTYPE_CODES, INTEGER_DTYPES, lower
 from torch_shardinit.native import unary_codes
 
 SOURCE = Path(__file__).resolve().parents[1] / "csrc" / "fill_cuda.cu"
@@ -21,7 +21,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 SEED, TENSOR_ID = 2**63 + 12345, 0x9E3779B97F4A7C15
 
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
-SIZES.update({"int32": 4, "int64": 8})
+SIZES.update({"int32": 4, "int64": 8, "bool": 1, "int8": 1, "int16": 2})
 GUARD = 256  # bytes before and after what is filled
 GUARD_BYTE = 0xA5
 # A 4 GiB boundary lies in the buffer, so that an address computed in 32 bits goes astray.
@@ -65,19 +65,19 @@ class Fill:
         return (self.skip + self.extent()) * SIZES[self.dtype]
 
     def native(self, address: int) -> tuple[object, ...]:
-        codes = BITS_DTYPES if self.distribution == "random_bits" else DTYPE_CODES
+        draw = lower(self.distribution, self.params)
         return (
             address + self.skip * SIZES[self.dtype],
-            codes[self.dtype],
+            {**DTYPE_CODES, **INTEGER_DTYPES}[self.dtype],
             self.sizes,
             self.strides or _row_major(self.sizes),
             self.first,
             self.steps or _row_major(self.sizes),
-            DISTRIBUTION_CODES[self.distribution],
-            self.params,
+            draw.code,
+            draw.params,
             self.seed,
             self.tensor_id,
-            unary_codes(self.unary),
+            draw.unary + unary_codes(self.unary),
         )
 
 

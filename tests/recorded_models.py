@@ -117,6 +117,15 @@ class Zoo(nn.Module):
         self.erf = nn.Parameter(torch.empty(3, 5))
         with torch.no_grad():
             self.erf.uniform_(-0.9, 0.9).erfinv_().mul_(0.02)
+        self.decay = nn.Parameter(torch.log(torch.rand(7) + 1))
+        self.gates = nn.ParameterList(nn.Parameter(torch.empty(6)) for _ in range(6))
+        with torch.no_grad():
+            self.gates[0].exponential_(2.0)
+            self.gates[1].log_normal_()
+            self.gates[2].cauchy_(sigma=3.0)
+            self.gates[3].geometric_(0.25)
+            self.gates[4].bernoulli_(0.3).mul_(2)
+            self.gates[5].copy_(torch.rand(6).sqrt().neg().exp())
         # computed from another tensor
         self.log_of_scaled = nn.Parameter(self.scaled.detach().abs().add(1).log())
 
@@ -195,8 +204,19 @@ def pattern(shape: tuple[int, ...], distribution: str, args: tuple[float, ...]) 
     u = ((torch.arange(count, dtype=torch.float32) * 0.754877666).remainder(1.0)).reshape(shape)
     if distribution == "uniform":
         return args[0] + u * (args[1] - args[0])
+    if distribution not in ("normal", "trunc_normal"):
+        return (u * 7).floor() + sum(args)
     values = (u * 3 - 1.5) * args[0] + args[1]
     return values.clamp(*args[2:]) if distribution == "trunc_normal" else values
+
+
+TORCH_DEFAULTS: dict[str, tuple[float, ...]] = {
+    "exponential_": (1.0,),
+    "log_normal_": (1.0, 2.0),
+    "cauchy_": (0.0, 1.0),
+    "geometric_": (),
+    "bernoulli_": (0.5,),
+}
 
 
 class _FixedRandom(TorchDispatchMode):
@@ -206,7 +226,12 @@ class _FixedRandom(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name.split("::")[1]
-        if name in ("normal_", "uniform_", "randn", "rand", "randn_like", "rand_like"):
+        defaults = TORCH_DEFAULTS.get(name)
+        if defaults is not None:
+            numbers = [float(value) for value in args[1:] if isinstance(value, (int, float))]
+            numbers += [kwargs[key] for key in ("lambd", "mean", "median", "std", "sigma", "p") if key in kwargs]
+            args[0].copy_(pattern(tuple(args[0].shape), name[:-1], (*numbers, *defaults[len(numbers) :])))
+        elif name in ("normal_", "uniform_", "randn", "rand", "randn_like", "rand_like"):
             numbers = [value for value in args[1:] if isinstance(value, (int, float))]
             if name == "uniform_":
                 draw = ("uniform", tuple((*numbers, *(0.0, 1.0)[len(numbers) :])))

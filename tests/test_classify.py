@@ -68,7 +68,7 @@ def steps_of_torch(model: nn.Module) -> None:
     dt = torch.exp(torch.rand(6) * 3 - 4).clamp(min=1e-3)
     model.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
     model.sum = nn.Parameter(torch.randn(3) + torch.randn(3))
-    model.real = nn.Parameter(torch.randn(3, device="cpu").exp())
+    model.real = nn.Parameter(torch.randn(3, device="cpu").cos())
     model.rows = nn.Parameter(torch.randn(3).expand(2, 3).clone())
 
 
@@ -79,7 +79,7 @@ def two_tensors(model: nn.Module) -> None:
 
 def two_tensors_one_played(model: nn.Module) -> None:
     source = torch.randn(4)
-    model.a, model.b = nn.Parameter(source.clone()), nn.Parameter(source.exp())
+    model.a, model.b = nn.Parameter(source.clone()), nn.Parameter(source.cos())
 
 
 def twice_in_one(model: nn.Module) -> None:
@@ -137,7 +137,7 @@ def test_values_do_not_depend_on_what_else_there_is(build: Build) -> None:
 
     def among_others(model: nn.Module) -> None:
         model.aaa = model_of(spectral_norm)
-        torch.randn(3).exp()
+        torch.randn(3).cos()
         model.it = model_of(build)
         model.zzz = model_of(steps_of_torch)
 
@@ -150,7 +150,7 @@ def test_values_do_not_depend_on_what_else_there_is(build: Build) -> None:
 
 def test_a_temporary_draws_under_the_least_name_that_it_reaches() -> None:
     got = values(shardinit.record(recorded(two_tensors_one_played)))
-    assert torch.equal(got["a"], normal("a", 1, 4)) and torch.equal(got["b"], normal("a", 1, 4).exp())
+    assert torch.equal(got["a"], normal("a", 1, 4)) and torch.equal(got["b"], normal("a", 1, 4).cos())
     got = values(shardinit.record(recorded(two_tensors)))
     assert torch.equal(got["b"], normal("a", 0, 4) * 0.5) and torch.equal(got["a"], normal("a", 0, 4) * 2), "copies"
 
@@ -203,12 +203,12 @@ def test_error_numbers_that_also_reach_a_tensor_outside_of_the_model() -> None:
     def build(model: nn.Module) -> None:
         source = torch.randn(4)
         model.part, model.other = nn.Module(), nn.Module()
-        model.part.a, model.other.b = nn.Parameter(source.exp()), nn.Parameter(source.log1p())
+        model.part.a, model.other.b = nn.Parameter(source.cos()), nn.Parameter(source.log1p())
         model.part.c = nn.Parameter(torch.ones(3))
         model.third = nn.Module()
         model.third.d = nn.Parameter(source * 2)
         model.fine = nn.Module()
-        model.fine.e = nn.Parameter(torch.randn(3).exp())
+        model.fine.e = nn.Parameter(torch.randn(3).cos())
 
     model = recorded(build)
     assert shardinit.record(model).lookup("part.a").program.depends_on == ("other.b",)
@@ -232,7 +232,7 @@ def test_error_numbers_that_also_reach_a_tensor_outside_of_the_model() -> None:
 def test_error_a_tie_whose_other_name_is_not_here() -> None:
     def build(model: nn.Module) -> None:
         model.a, model.z = nn.Module(), nn.Module()
-        model.z.w = nn.Parameter(torch.randn(3).exp())
+        model.z.w = nn.Parameter(torch.randn(3).cos())
         model.a.w = model.z.w
 
     with pytest.raises(RecordError, match=r"w: it was recorded under a name outside of this model too"):

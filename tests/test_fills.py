@@ -14,7 +14,7 @@ import torch
 from conftest import TORCH_DTYPES, assert_bitwise_equal, patterns
 
 import torch_shardinit as shardinit
-from torch_shardinit import _native, reference
+from torch_shardinit import _native, reference, reference_draws
 
 INF = math.inf
 SEED, TENSOR_ID = -(2**62) - 7, 0xFEDCBA9876543210
@@ -47,6 +47,23 @@ CASES = [
     ("trunc_normal", dict(std=1.0, mean=0.0, a=1.9, b=2.15)),  # barely wide
     ("trunc_normal", dict(std=1.0, mean=0.0, a=-0.125, b=0.125)),
     ("trunc_normal", dict(std=1.0, mean=0.0, a=1.5, b=1.5)),
+    ("exponential", dict(lambd=0.7)),
+    ("exponential", dict(lambd=1e30)),
+    ("exponential", dict(lambd=1e-37)),  # overflows to infinity, past words near 2^32
+    ("log_normal", dict(mean=0.5, std=2.0)),
+    ("log_normal", dict(mean=-95.0, std=5.0)),  # subnormals of fp32
+    ("log_normal", dict(mean=80.0, std=10.0)),
+    ("cauchy", dict(median=0.1, sigma=3.0)),
+    ("cauchy", dict(median=-0.0, sigma=1e30)),
+    ("geometric", dict(p=0.3)),
+    ("geometric", dict(p=1e-9)),
+    ("geometric", dict(p=2.0**-60)),  # 1 - p is 1 in fp64
+    ("bernoulli", dict(p=0.3)),
+    ("bernoulli", dict(p=0.0)),
+    ("bernoulli", dict(p=1.0)),
+    ("random", dict(low=-5, high=100)),
+    ("random", dict(low=0, high=2**24 + 3)),  # more integers than fp32 tells apart
+    ("random", dict(low=-(2**63), high=2**63 - 2048)),
 ]
 IDS = [f"{name}-{'-'.join(f'{v:g}' for v in kw.values())}" for name, kw in CASES]
 
@@ -58,7 +75,7 @@ def fill(name: str, tensor: torch.Tensor | np.ndarray, kwargs: dict[str, float],
 
 
 def expected(name: str, index: np.ndarray, kwargs: dict[str, float], dtype: str) -> np.ndarray:
-    return getattr(reference, name)(index, **kwargs, dtype=dtype, seed=SEED, tensor_id=TENSOR_ID)
+    return reference_draws.DRAWS[name](index, **kwargs, dtype=dtype, seed=SEED, tensor_id=TENSOR_ID)
 
 
 def indices(start: int, count: int) -> np.ndarray:
@@ -80,13 +97,49 @@ def test_bytes_equal_the_reference(isa: str, name: str, kwargs: dict[str, float]
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES)
-@pytest.mark.parametrize("name", ["uniform", "normal", "trunc_normal"])
+@pytest.mark.parametrize("name", list(dict.fromkeys(name for name, _ in CASES)))
 def test_bytes_equal_the_reference_at_far_offsets(isa: str, name: str, dtype: str) -> None:
     kwargs = next(kw for case, kw in CASES if case == name)
     for start, count in EDGES:
         got = torch.empty(count, dtype=TORCH_DTYPES[dtype])
         fill(name, got, kwargs, offset=start)
         assert_bitwise_equal(patterns(got), expected(name, indices(start, count), kwargs, dtype), f"offset {start}")
+
+
+INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [("bernoulli", dict(p=0.3)), ("bernoulli", dict(p=1.0)), ("random", dict(low=0, high=2)), ("random", dict())],
+)
+def test_integers_equal_the_reference(isa: str, name: str, kwargs: dict[str, float], dtype: str) -> None:
+    if name == "random" and not kwargs:
+        kwargs = dict(low=0, high=2 if dtype == "bool" else np.iinfo(dtype).max + 1 >> (dtype == "uint64"))
+    for start, count in [(0, 1000), (3, 141), *EDGES]:
+        want = expected(name, indices(start, count), kwargs, dtype)
+        array = np.empty(count, dtype)
+        fill(name, array, kwargs, offset=start)
+        assert_bitwise_equal(array.view(want.dtype), want, f"offset {start}")
+        tensor = torch.empty((count, 2), dtype=getattr(torch, dtype))[:, 1]
+        fill(name, tensor, kwargs, offset=start)
+        assert_bitwise_equal(tensor.contiguous().numpy().view(want.dtype), want, f"tensor, offset {start}")
+
+
+def test_random_without_bounds_is_torchs_range() -> None:
+    for dtype in INTEGERS:
+        if dtype == "uint64":  # 2^64 numbers are one too many
+            with pytest.raises(ValueError, match="high - low must be in"):
+                shardinit.random_(torch.empty(3, dtype=torch.uint64))
+            continue
+        got = shardinit.random_(torch.empty(100_000, dtype=getattr(torch, dtype)), tensor_id=dtype)
+        top = 1 if dtype == "bool" else np.iinfo(dtype).max
+        assert int(got.to(torch.int64).min()) >= 0 and int(got.to(torch.int64).max()) > top * 0.99
+    for dtype, digits in (("float32", 24), ("bfloat16", 8), ("float64", 53)):
+        got = shardinit.random_(torch.empty(100_000, dtype=getattr(torch, dtype)), tensor_id=dtype).double()
+        assert 0 <= got.min() < 2**digits * 0.01 and 2**digits * 0.99 < got.max() <= 2**digits
+        assert torch.equal(got, got.round())
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
@@ -110,7 +163,7 @@ def test_philox_known_answers() -> None:
     assert _native.philox(*pi, 0x299F31D0A4093822) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
 
 
-@pytest.mark.parametrize("name", ["uniform", "normal", "trunc_normal"])
+@pytest.mark.parametrize("name", list(dict.fromkeys(name for name, _ in CASES)))
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_threads_and_instruction_sets_do_not_matter(name: str, dtype: str) -> None:
     """Sizes at which the work is really shared out; the least set without FMA hardware is the yardstick."""

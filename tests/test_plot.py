@@ -213,6 +213,7 @@ def test_plan_figure(text: str) -> None:
         by_label["orthogonal"].get_xlabel() == "value (intended density not known)" and not by_label["orthogonal"].lines
     )
     assert [bar.get_height() for bar in by_label["coins"].patches] == pytest.approx([0.75, 0.25], abs=0.12)
+    assert [list(line.get_ydata()) for line in by_label["coins"].lines] == [[0.75] * 2, [0.25] * 2]
     assert [text.get_text().split(":")[0] for text in by_label["padded.weight"].texts] == ["at 0"]
     assert "intended 2.00%" in by_label["padded.weight"].texts[0].get_text()
     sizes = bytes_by_rank(plan, parts_of, 4)

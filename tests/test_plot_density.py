@@ -122,3 +122,13 @@ def test_single_values_are_rounded_as_the_tensor_is() -> None:
     rounded = in_dtype(density, torch.float8_e4m3fn)
     values = values_of(plan, 10_000, torch.float8_e4m3fn)
     assert {values.min(), values.max()} == set(rounded.atoms) == {-0.3125, 0.3125}
+
+
+def test_density_of_a_bernoulli_is_two_values() -> None:
+    density = density_of(Exact((Step("bernoulli", (0.3,)), Step("mul", (2.0,)))), SHAPE, 100)
+    assert density is not None and not density.smooth and density.atoms == {0.0: 0.7, 2.0: 0.3}
+
+
+def test_no_density_where_there_is_no_closed_form() -> None:
+    for steps in ((Step("exponential", (1.0,)),), (Step("uniform", (0.0, 1.0)), Step("log"), Step("mul", (2.0,)))):
+        assert density_of(Exact(steps), SHAPE, 100) is None

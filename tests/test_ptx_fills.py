@@ -38,6 +38,16 @@ DRAWS = {
     "trunc-equal": ("trunc_normal", (1.0, 0.0, 1.5, 1.5)),
     "constant": ("fill", (-0.3,)),
     "nan": ("fill", (math.nan,)),
+    "exponential": ("exponential", (0.7,)),
+    "log_normal": ("log_normal", (0.5, 2.0)),
+    "cauchy": ("cauchy", (0.1, 3.0)),
+    "geometric": ("geometric", (0.2,)),
+    "geometric-rare": ("geometric", (1e-9,)),
+    "bernoulli": ("bernoulli", (0.3,)),
+    "bernoulli-never": ("bernoulli", (0.0,)),
+    "bernoulli-always": ("bernoulli", (1.0,)),
+    "random": ("random", (-1000.0, 77777.0)),
+    "random-wide": ("random", (-(2.0**63), 2.0**63 - 2048)),
 }
 EDGES = (0, 1, 2, 3, 2**32 - 301, 2**34 - 302, 2**34, 2**63 - 777)
 
@@ -120,6 +130,13 @@ CHAINS = [
     (("mul", (INF,)), ("sub", (INF,))),
     (("mul", (1e-38,)), ("div", (1e6,)), ("mul", (3.0,))),
     tuple(("add", (0.001 * k,)) for k in range(32)),
+    (("exp", ()),),
+    (("mul", (60.0,)), ("exp", ())),
+    (("log", ()),),
+    (("mul", (1e-40,)), ("log", ())),
+    (("sqrt", ()),),
+    (("erfinv", ()), ("mul", (0.02,))),
+    (("mul", (INF,)), ("erfinv", ())),
 ]
 
 
@@ -131,6 +148,21 @@ def test_ptx_steps_after_the_draw(chain: int, dtype: str) -> None:
         for k, (distribution, params) in enumerate(DRAWS.values())
     ]
     assert_same(fills, rsqrt_ulp=np.random.default_rng(4))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "int32", "int64"])
+def test_ptx_integers(dtype: str) -> None:
+    draws = [pair for name, pair in DRAWS.items() if name.startswith(("bernoulli", "random"))]
+    fills = [
+        Fill(*pair, dtype, sizes, first, strides, steps, skip=k % 3, tensor_id=k)
+        for k, pair in enumerate(draws)
+        for sizes, first, strides, steps in (
+            ((777,), 2**34 - 302, None, None),
+            ((5, 9), 3, (11, 1), (100, 1)),
+            ((6, 5), 3, (1, 7), (100, 1)),
+        )
+    ]
+    assert_same(fills)
 
 
 def random_box(random: np.random.Generator, dtype: str) -> Fill:

@@ -10,26 +10,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import torch_shardinit as shardinit
 from torch_shardinit import reference
-from torch_shardinit.composite import random_integers
 from torch_shardinit.errors import RecordError
 from torch_shardinit.plan import Plan
-from torch_shardinit.program import Played
+from torch_shardinit.program import Exact, Played
 from torch_shardinit.stream import tensor_id
 
 SEED = 31
 
 
-def initialised(make: Callable[[], torch.Tensor]) -> torch.Tensor:
+def initialised(make: Callable[[], torch.Tensor], *, played: bool = False) -> torch.Tensor:
     with shardinit.recording():
         model = nn.Module()
         model.register_buffer("w", make())
     plan = shardinit.record(model)
-    assert isinstance(plan.lookup("w").program, Played) and Plan.from_json(plan.to_json()) == plan
+    kind = Exact if plan.lookup("w").dtype.is_floating_point and not played else Played
+    assert isinstance(plan.lookup("w").program, kind) and Plan.from_json(plan.to_json()) == plan
     return shardinit.init_model_(model, SEED, device="cpu").w  # type: ignore[return-value]
 
 
@@ -61,6 +59,7 @@ def test_bernoulli(p: float, dtype: torch.dtype) -> None:
         (lambda: torch.empty(90, dtype=torch.int8).random_(), 0, 128, 0),
         (lambda: torch.empty(90, dtype=torch.bool).random_(), 0, 2, 0),
         (lambda: torch.empty(90).random_(), 0, 2**24 + 1, 0),
+        (lambda: torch.empty(90, dtype=torch.float64).random_(), 0, 2**53, 0),
         (lambda: torch.empty(90, dtype=torch.bfloat16).random_(), 0, 2**8 + 1, 0),
         (lambda: torch.empty(90, dtype=torch.int64).random_(11), 0, 11, 0),
         (lambda: torch.empty(90).random_(-4, 5), -4, 5, 0),
@@ -81,14 +80,14 @@ def test_integers_of_a_temporary() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32], ids=str)
 def test_permutation(dtype: torch.dtype) -> None:
-    got = initialised(lambda: torch.randperm(40, dtype=dtype))
+    got = initialised(lambda: torch.randperm(40, dtype=dtype), played=True)
     key = words(40, 64, 0)
     assert got.dtype == dtype and got.tolist() == sorted(range(40), key=lambda i: (key[i], i))
     assert sorted(got.tolist()) == list(range(40)) != got.tolist()
 
 
 def test_permuted_rows_and_masks() -> None:
-    got = initialised(lambda: torch.arange(12.0).view(6, 2)[torch.randperm(6)])
+    got = initialised(lambda: torch.arange(12.0).view(6, 2)[torch.randperm(6)], played=True)
     key = words(6, 64, 1)
     order = sorted(range(6), key=lambda i: key[i])
     assert got.tolist() == torch.arange(12.0).view(6, 2)[order].tolist()
@@ -109,29 +108,12 @@ def test_on_a_part_of_a_buffer_the_index_is_the_buffers() -> None:
     assert torch.equal(got, want)
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20),
-    st.integers(-(2**63), 2**63 - 1),
-    st.integers(1, 2**63),
-)
-def test_the_product_of_128_bits(bits: list[int], low: int, span: int) -> None:
-    bits += [0, 2**64 - 1, 2**32 - 1, 2**32]
-    high = min(low + span, 2**63)
-    got = random_integers(torch.from_numpy(np.array(bits, dtype=np.uint64).view(np.int64)), low, high)
-    assert got.tolist() == [low + (word * (high - low) >> 64) for word in bits]
-
-
 def test_error_what_the_stream_does_not_have() -> None:
     for make in (
         lambda: torch.bernoulli(torch.full((3,), 0.5)),
         lambda: torch.empty(3).bernoulli_(torch.full((3,), 0.5)),
         lambda: torch.empty(3, dtype=torch.int64).random_(3, 2**62 + 1),
         lambda: torch.empty(3, dtype=torch.int64).random_(3, None),
-        lambda: torch.empty(3).exponential_(),
-        lambda: torch.empty(3).log_normal_(),
-        lambda: torch.empty(3).cauchy_(),
-        lambda: torch.empty(3).geometric_(0.5),
         lambda: torch.multinomial(torch.ones(4), 2),
         lambda: torch.poisson(torch.ones(4)),
     ):

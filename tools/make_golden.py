@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from torch_shardinit import reference as ref
+from torch_shardinit.reference_draws import DRAWS
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 HEADER = "".join(f"# {line}".rstrip() + "\n" for line in [
@@ -23,6 +24,8 @@ HEADER = "".join(f"# {line}".rstrip() + "\n" for line in [
 ])  # fmt: skip
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 INTS = ("int32", "uint32", "int64", "uint64")
+DTYPES = dict.fromkeys(("bernoulli", "random"), (*FLOATS, "bool", "int8", "uint8", "int16", "int32", "int64"))
+DTYPES["random_bits"] = INTS
 INF = float("inf")
 # start, count: both parities, places in a block, 2^32 (indices need 64 bits), 2^34 (so do blocks), the last elements
 STARTS = ((0, 12), (1, 5), (3, 6), (5, 6), (2**32 - 2, 5), (2**34 - 2, 5), (2**34, 5), (2**63 - 8, 8))
@@ -48,12 +51,19 @@ PARAMS: dict[str, tuple[tuple[str, ...], list[tuple[float, ...]]]] = {
          (1, 0, -0.001, 0.001), (1, 0, -8, 8), (0.5, 1, 0, 3), (3, -2, -10, 1), (1, 0, -INF, INF), (1, 0, -INF, -5),
          (1, 0, 12, 12.5), (1e5, 0, -1e5, 3e5), (1, 0, 0.25, 0.25), (1, 0, -1, 0.5)],
     ),
+    "exponential": (("lambd",), [(1,), (0.02,), (1e30,), (1e-38,)]),
+    "log_normal": (("mean", "std"), [(1, 2), (0, 0.02), (-100, 5), (80, 10)]),
+    "cauchy": (("median", "sigma"), [(0, 1), (0.5, 0.02), (-1000, 1e30)]),
+    "geometric": (("p",), [(0.5,), (0.999,), (1e-3,), (1e-9,), (2.0**-60,)]),
+    "bernoulli": (("p",), [(0.5,), (0.1,), (0,), (1,), (1e-9,)]),
+    "random": (("low", "high"), [(0, 2), (-5, 100), (0, 2.0**24 + 1), (-(2.0**63), 2.0**63 - 2048),
+               (0, 2.0**64 - 2048)]),
 }  # fmt: skip
 
 
 def fill(op: str, dtype: str, params: tuple[float, ...], seed: int, ident: int, start: int, count: int) -> NDArray:
     index = np.arange(start, start + count, dtype=np.uint64)
-    return getattr(ref, op)(index, *params, dtype=dtype, seed=seed, tensor_id=ident)
+    return DRAWS[op](index, *params, dtype=dtype, seed=seed, tensor_id=ident)
 
 
 def short_hex(x: float) -> str:
@@ -66,13 +76,23 @@ def hex_bytes(values: NDArray) -> str:
     return values.astype(values.dtype.newbyteorder("<")).tobytes().hex()
 
 
+def _holds(dtype: str, low: float, high: float) -> bool:
+    """Whether an integer type has all of [low, high)."""
+    if dtype in FLOATS:
+        return True
+    info = np.iinfo(np.uint8 if dtype == "bool" else dtype)
+    return info.min <= low and high <= (1 if dtype == "bool" else info.max) + 1
+
+
 def lines(op: str) -> Iterator[str]:
     names, cases = PARAMS[op]
     turn = 0
-    for dtype in INTS if op == "random_bits" else FLOATS:
+    for dtype in DTYPES.get(op, FLOATS):
         for params in cases:
             if op == "uniform" and dtype == "float8_e4m3fn" and params[1] <= -448:
                 continue  # an error: no e4m3fn value lies below b
+            if op == "random" and not _holds(dtype, *params):
+                continue
             text = ",".join(f"{n}={short_hex(v)}" for n, v in zip(names, params, strict=True)) or "-"
             for start, count in STARTS:
                 seed, ident = KEYS[turn % len(KEYS)]

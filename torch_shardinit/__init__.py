@@ -11,6 +11,7 @@ from .errors import RecordError, ReplicaMismatchError, ShardInitError, Uninitial
 from .fingerprint import Fingerprint, fingerprint
 from .model import init_model_, param_init_fn
 from .ops import normal_, random_bits_, trunc_normal_, uniform_
+from .ops_draws import bernoulli_, cauchy_, exponential_, geometric_, log_normal_, random_
 from .plan import Plan
 from .record import record, recording, reset_parameters
 from .stream import STREAM_VERSION, manual_seed, tensor_id
@@ -23,14 +24,20 @@ __all__ = [
     "ReplicaMismatchError",
     "ShardInitError",
     "UninitializedError",
+    "bernoulli_",
     "build_info",
+    "cauchy_",
     "check_consistent",
     "check_replicas",
+    "exponential_",
     "fingerprint",
+    "geometric_",
     "init_model_",
+    "log_normal_",
     "manual_seed",
     "normal_",
     "param_init_fn",
+    "random_",
     "random_bits_",
     "record",
     "recording",

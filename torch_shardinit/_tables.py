@@ -1,4 +1,4 @@
-"""The coefficient tables of docs/stream.md, sections 5 and 6, for reference.py. c[0] belongs to the lowest power."""
+"""The coefficient tables of docs/stream.md, sections 5, 6 and 11, for reference*.py. c[0]: of the lowest power."""
 
 from __future__ import annotations
 
@@ -52,3 +52,19 @@ AS241 = {
     "F": [1.0, 0.599832206555887937690, 0.136929880922735805310, 0.0148753612908506148525,
           7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7, 2.04426310338993978564e-15],
 }  # fmt: skip
+# Section 11
+LOG2E32, LN2_64, LOG2E64 = _hex("0x1.715476p+0 0x1.62e42fefa39efp-1 0x1.71547652b82fep+0")
+TAIL32, TAIL64 = _hex("-0x1.05c61p-29 0x1.abc9e3b39803fp-56")
+EXP32 = _hex("0x1.fffffap-2 0x1.555492p-3 0x1.555a26p-5 0x1.12397cp-7 0x1.694c86p-10")
+EXP64 = _hex("""
+    0x1p-1 0x1.555555555555cp-3 0x1.5555555555544p-5 0x1.111111110ea08p-7 0x1.6c16c16c1e5bep-10
+    0x1.a01a01b43cdcep-13 0x1.a01a017d475cep-16 0x1.71ddee8a25276p-19 0x1.27e533a40fbe2p-22 0x1.af6e53ea7a68ap-26
+    0x1.1eed0108bb41fp-29""")
+LOG32 = _hex("-0x1p-1 0x1.5555p-2 -0x1.ffff2p-3 0x1.99d27ap-3 -0x1.5595c2p-3 0x1.1eb72ap-3 -0x1.f3e856p-4 "
+             "0x1.1ef05ap-3 -0x1.063f0ep-3")  # fmt: skip
+LOG64 = _hex("""
+    -0x1p-1 0x1.5555555555534p-2 -0x1.fffffffffff5dp-3 0x1.99999999a092fp-3 -0x1.5555555562bdfp-3
+    0x1.249249208207ep-3 -0x1.fffffff2be104p-4 0x1.c71c74200829p-4 -0x1.99999cfe26f56p-4 0x1.745cb3a61edf1p-4
+    -0x1.5554d23248dc6p-4 0x1.3b1de0a4658dp-4 -0x1.249eb9d80d058p-4 0x1.10679896499f1p-4 -0x1.fe7ab9b5ade5dp-5
+    0x1.efd9db93d40dfp-5 -0x1.d6580efcd41d1p-5 0x1.55ae875cbc0ccp-5 -0x1.3c4ba7aa8606ap-5 0x1.5c77e2e3c05f7p-4
+    -0x1.53d846f3c11ebp-4""")

@@ -6,15 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from . import _native, native
 from . import region as rg
 from .draws import check_draw
 from .program import PlayedDraw, Ref
-
-_MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
 
 
 def draw_composite_(
@@ -26,12 +23,12 @@ def draw_composite_(
     if op.op == "orthogonal_":
         normals = _numbers(op, torch.float64, ("normal", (1.0, 0.0)), num_bytes, seed, tensor_id)
         view.copy_(orthogonal(normals, op.args[0], num_threads, narrow=view.dtype != torch.float64))
-    elif op.op == "bernoulli":
-        words = _numbers(op, torch.int32, ("random_bits", ()), num_bytes, seed, tensor_id).to(torch.int64) & _MASK32
-        view.copy_(words < math.ceil(op.args[0] * 2**32))
-    elif op.op == "random":
-        words = _numbers(op, torch.int64, ("random_bits", ()), num_bytes, seed, tensor_id)
-        view.copy_(_rounded(random_integers(words, int(op.args[0]), int(op.args[1])), view.dtype))
+    elif op.op == "geometric" and not view.dtype.is_floating_point:
+        numbers = _numbers(op, torch.float64, ("geometric", op.args), num_bytes, seed, tensor_id)
+        largest = float(torch.iinfo(view.dtype).max)
+        view.copy_(numbers.clamp(max=largest if largest < 2.0**62 else math.nextafter(largest, 0.0)))
+    elif op.op in ("bernoulli", "random", "geometric"):
+        view.copy_(_numbers(op, view.dtype, (op.op, op.args), num_bytes, seed, tensor_id))
     elif op.op == "permutation":
         words = _numbers(op, torch.int64, ("random_bits", ()), num_bytes, seed, tensor_id)
         view.copy_(_rounded(_as_unsigned(words).argsort(stable=True), view.dtype))
@@ -53,19 +50,6 @@ def _as_unsigned(words: torch.Tensor) -> torch.Tensor:
 def _rounded(integers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Narrow floating-point types round from fp32."""
     return integers.float() if dtype.is_floating_point and dtype != torch.float64 else integers
-
-
-def random_integers(words: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """low + (word * (high - low)) / 2^64, rounded down: int64, from 64-bit words."""
-    bits = words.numpy().view(np.uint64)
-    span = high - low
-    above, below = np.uint64(span >> 32), np.uint64(span & _MASK32)
-    mask, shift = np.uint64(_MASK32), np.uint64(32)
-    a, b = bits >> shift, bits & mask
-    # The high half of the 128-bit product, from four products of 32 bits.
-    middle = (b * below >> shift) + (a * below & mask) + (b * above & mask)
-    product = a * above + (a * below >> shift) + (b * above >> shift) + (middle >> shift)
-    return torch.from_numpy((product + np.uint64(low & _MASK64)).view(np.int64))
 
 
 def _numbers(

@@ -20,7 +20,7 @@ from . import region as rg
 from .errors import RecordError
 from .eye import eye_step
 from .nodes import FILLS, NotExact, arg_of, dirac_steps, draw_of
-from .program import RANDOM, Exact, Ref, Step, live_steps
+from .program import RANDOM, TRANSCENDENTAL, UNARY, Exact, Ref, Step, live_steps
 from .region import Box
 from .tape import Node, Tape
 
@@ -83,7 +83,7 @@ def _extents_meet(a: Ref, b: Ref, a_itemsize: int, b_itemsize: int) -> bool:
 
 _EYES = frozenset({"eye"})  # an out= variant has the same name
 _MOVES = frozenset({"clone", "_to_copy", "copy_", "cat", "stack"})
-_UNARY = frozenset({"add", "sub", "rsub", "mul", "div", "clamp", "clamp_min", "clamp_max", "neg"})
+_UNARY = frozenset(UNARY) | {"rsub", "clamp_min", "clamp_max"}
 # A table that a loop fills row by row is played: boxes would cost more.
 _MAX_STEPS = 1024
 # Nested temporaries, and all of them for one tensor.
@@ -146,7 +146,9 @@ class Deriver:
                 parts.append([Term(step, _NOWHERE)])
         terms = [term for part in reversed(parts) for term in part]
         _check_reads(terms, ref.sizes)
-        return [terms[index] for index in live_steps([term.step for term in terms], ref.sizes)]
+        terms = [terms[index] for index in live_steps([term.step for term in terms], ref.sizes)]
+        _check_functions(terms, ref.sizes)
+        return terms
 
     @staticmethod
     def _uniform_constant(data: torch.Tensor, ref: Ref, node: Node | None) -> float:
@@ -181,11 +183,11 @@ class Deriver:
             return [Term(step, node) for step in dirac_steps(node, ref)], True
         if name in _MOVES:
             return [term for pair in _moves(node, view) for term in self._moved(*pair, node, ref, own)], True
-        base = name.removesuffix("_")
+        base = name.removesuffix("_").removeprefix("special_")
         if base not in _UNARY:
             raise NotExact(node, f"{node.info.label} is no exact step")
         steps = [Term(Step(op, args, where), node) for op, args in self._unary_steps(node, base)]
-        if name != base:
+        if name.endswith("_"):
             return steps, False
         source = node.args[0]
         if not isinstance(source, Ref) or source.sizes != view.sizes or not source.dtype.is_floating_point:
@@ -194,8 +196,8 @@ class Deriver:
 
     def _unary_steps(self, node: Node, base: str) -> list[tuple[str, tuple[float, ...]]]:
         """A unary node as steps; 0-dim constants count as numbers."""
-        if base == "neg":
-            return [("neg", ())]
+        if not UNARY.get(base, 1):
+            return [(base, ())]
         infinity = float("inf")
         if base.startswith("clamp"):
             low = arg_of(node, 1, "min", default=None) if base != "clamp_max" else None
@@ -347,6 +349,16 @@ def _check_reads(terms: Sequence[Term], sizes: Sequence[int]) -> None:
             left = [] if region is None else [rest for piece in left for rest in rg.subtract(piece, region)]
         elif any(region is None or rg.intersect(piece, region) is not None for piece in left):
             raise ReadsUnwritten(term.node)
+
+
+def _check_functions(terms: Sequence[Term], sizes: Sequence[int]) -> None:
+    """Of a constant torch's own exp, log and erfinv are wanted; ours may differ in the last bit."""
+    function = next((term for term in terms if term.step.op in TRANSCENDENTAL), None)
+    if function is None:
+        return
+    for _, chain in Exact(tuple(term.step for term in terms)).straight(rg.full_box(sizes)):
+        if chain and chain[0].op not in RANDOM and any(step.op in TRANSCENDENTAL for step in chain):
+            raise NotExact(function.node, f"{function.node.info.label} of a constant")
 
 
 # The node of a constant from outside: there is none.

@@ -1,10 +1,12 @@
-"""The distributions' parameters: which there are, and what must hold of them (docs/stream.md, sections 3 to 6)."""
+"""The distributions' parameters: which there are, what must hold of them (docs/stream.md, sections 3 to 6 and 12), and
+what the kernels get of them."""
 
 from __future__ import annotations
 
 import math
 import numbers
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +16,34 @@ FLOAT_DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "f
 DTYPE_CODES = {name: code for code, name in enumerate(FLOAT_DTYPES)}
 BITS_DTYPES = {"int32": 6, "uint32": 6, "int64": 7, "uint64": 7}
 
-DISTRIBUTION_CODES = {"fill": 0, "uniform": 1, "normal": 2, "trunc_normal": 3, "random_bits": 4}
+# Integers as the kernels see them: by size.
+INTEGER_DTYPES = {
+    **BITS_DTYPES,
+    **dict.fromkeys(("bool", "uint8", "int8"), 8),
+    **dict.fromkeys(("uint16", "int16"), 9),
+}
+
+# Those that the kernels have themselves; lower makes the others of them.
+DISTRIBUTION_CODES = {
+    "fill": 0,
+    "uniform": 1,
+    "normal": 2,
+    "trunc_normal": 3,
+    "random_bits": 4,
+    "exponential": 5,
+    "cauchy": 6,
+    "bernoulli": 7,
+    "random": 8,
+}
+UNARY_CODES = {
+    name: code
+    for code, name in enumerate(
+        ("add", "sub", "mul", "div", "clamp_min", "clamp_max", "neg", "exp", "log", "sqrt", "erfinv", "round_up")
+    )
+}
+# Draws that tensors of integers can have, bool among them.
+INTEGER_DRAWS = frozenset({"bernoulli", "random"})
+UnaryCode = tuple[int, float]
 
 # Beyond this many standard deviations from the mean an interval's probability leaves no digits to draw from.
 _MAX_SIGMA = 12.0
@@ -107,11 +136,71 @@ def _trunc_normal(p: _Parameters, std: object, mean: object, a: object, b: objec
     return scale, center, low, high
 
 
+def _positive(p: _Parameters, name: str, value: object) -> float:
+    number = p.finite(name, value)
+    if number <= 0:
+        raise ValueError(f"{p.function}: {name} must be > 0, got {value!r}")
+    return number
+
+
+def _exponential(p: _Parameters, lambd: object) -> tuple[float, ...]:
+    return (_positive(p, "lambd", lambd),)
+
+
+def _log_normal(p: _Parameters, mean: object, std: object) -> tuple[float, ...]:
+    return p.finite("mean", mean), _positive(p, "std", std)
+
+
+def _cauchy(p: _Parameters, median: object, sigma: object) -> tuple[float, ...]:
+    return p.finite("median", median), _positive(p, "sigma", sigma)
+
+
+def _geometric(p: _Parameters, probability: object) -> tuple[float, ...]:
+    """p stays in fp64; what must fit in the working precision is -ln(1 - p)."""
+    number = real_number(probability, f"{p.function}: p")
+    if not 0 < number < 1:
+        raise ValueError(f"{p.function}: p must be > 0 and < 1, got {probability!r}")
+    if not p.is_double and not _native.round_to_fp32(_native.geometric_rate(number)):
+        raise ValueError(f"{p.function}: p must not vanish in fp32, got {probability!r}")
+    return (number,)
+
+
+def _bernoulli(p: _Parameters, probability: object) -> tuple[float, ...]:
+    number = real_number(probability, f"{p.function}: p")
+    if not 0 <= number <= 1:
+        raise ValueError(f"{p.function}: p must be in [0, 1], got {probability!r}")
+    return (number,)
+
+
+def _random(p: _Parameters, low: object, high: object) -> tuple[float, ...]:
+    bounds = []
+    for name, value in (("low", low), ("high", high)):
+        number = real_number(value, f"{p.function}: {name}")
+        if not -(2.0**63) <= number <= 2.0**64 or number != int(number) or number != value:
+            raise ValueError(
+                f"{p.function}: {name} must be an integer in [-2^63, 2^64] that fp64 holds exactly, got {value!r}"
+            )
+        bounds.append(number)
+    if not 0 < int(bounds[1]) - int(bounds[0]) < 1 << 64:
+        raise ValueError(f"{p.function}: high - low must be in [1, 2^64), got low={low!r}, high={high!r}")
+    if p.dtype in INTEGER_DTYPES:
+        least, most = (0, 1) if p.dtype == "bool" else (int(np.iinfo(p.dtype).min), int(np.iinfo(p.dtype).max))
+        if bounds[0] < least or int(bounds[1]) > most + 1:
+            raise ValueError(f"{p.function}: {p.dtype} must hold [low, high), got low={low!r}, high={high!r}")
+    return tuple(bounds)
+
+
 _CHECKS: dict[str, Callable[..., tuple[float, ...]]] = {
     "fill": _fill,
     "uniform": _uniform,
     "normal": _normal,
     "trunc_normal": _trunc_normal,
+    "exponential": _exponential,
+    "log_normal": _log_normal,
+    "cauchy": _cauchy,
+    "geometric": _geometric,
+    "bernoulli": _bernoulli,
+    "random": _random,
 }
 
 
@@ -119,8 +208,10 @@ def check_draw(distribution: str, params: tuple[object, ...], dtype: str, functi
     """The parameters of a fill, checked and rounded to the working precision of ``dtype``.
 
     Args:
-        distribution: "fill" (value), "uniform" (a, b), "normal" (std, mean), "trunc_normal" (std, mean, a, b).
-        dtype: one of FLOAT_DTYPES.
+        distribution: "fill" (value), "uniform" (a, b), "normal" (std, mean), "trunc_normal" (std, mean, a, b),
+            "exponential" (lambd), "log_normal" (mean, std), "cauchy" (median, sigma), "geometric" (p), "bernoulli" (p),
+            "random" (low, high).
+        dtype: one of FLOAT_DTYPES; for INTEGER_DRAWS any of INTEGER_DTYPES too.
         function: what the caller is called, for messages.
 
     Raises:
@@ -128,3 +219,30 @@ def check_draw(distribution: str, params: tuple[object, ...], dtype: str, functi
             what came.
     """
     return _CHECKS[distribution](_Parameters(function, dtype), *params)
+
+
+class Lowered(NamedTuple):
+    """What the kernels get for a distribution: a draw of their own, and steps after it."""
+
+    code: int
+    params: tuple[float, ...]
+    unary: tuple[UnaryCode, ...] = ()
+
+
+def lower(distribution: str, params: tuple[float, ...]) -> Lowered:
+    """A distribution whose params have passed check_draw, as the kernels have it (docs/stream.md, section 12)."""
+    if distribution == "exponential":
+        return Lowered(DISTRIBUTION_CODES["exponential"], (), ((UNARY_CODES["div"], params[0]),))
+    if distribution == "log_normal":
+        mean, std = params
+        return Lowered(DISTRIBUTION_CODES["normal"], (std, mean), ((UNARY_CODES["exp"], 0.0),))
+    if distribution == "cauchy":
+        median, sigma = params
+        return Lowered(DISTRIBUTION_CODES["cauchy"], (), ((UNARY_CODES["mul"], sigma), (UNARY_CODES["add"], median)))
+    if distribution == "geometric":
+        rate = _native.geometric_rate(params[0])
+        unary = ((UNARY_CODES["div"], rate), (UNARY_CODES["round_up"], 0.0), (UNARY_CODES["clamp_min"], 1.0))
+        return Lowered(DISTRIBUTION_CODES["exponential"], (), unary)
+    if distribution == "bernoulli":
+        return Lowered(DISTRIBUTION_CODES["bernoulli"], (float(math.ceil(params[0] * 2**32)),))
+    return Lowered(DISTRIBUTION_CODES[distribution], params)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from . import _native
-from .draws import BITS_DTYPES, DISTRIBUTION_CODES, DTYPE_CODES
+from .draws import DTYPE_CODES, INTEGER_DTYPES, UNARY_CODES, UnaryCode, lower
 
-_DTYPE_NAMES = {getattr(torch, name): name for name in (*DTYPE_CODES, *BITS_DTYPES)}
-_UNARY_CODES = {"add": 0, "sub": 1, "mul": 2, "div": 3, "clamp_min": 4, "clamp_max": 5, "neg": 6}
+_DTYPE_NAMES = {getattr(torch, name): name for name in (*DTYPE_CODES, *INTEGER_DTYPES)}
+_CODES = {**DTYPE_CODES, **INTEGER_DTYPES}
 
 NativePiece = tuple[Any, ...]
 
@@ -21,6 +22,16 @@ _CPU = torch.device("cpu")
 def dtype_name(dtype: torch.dtype) -> str | None:
     """The stream's name of a dtype that can be filled, else None."""
     return _DTYPE_NAMES.get(dtype)
+
+
+def end_of_integers(dtype: torch.dtype) -> int:
+    """Where random_ without bounds ends: after the last of the integers that a dtype holds one by one, as in torch; for
+    fp64 one before, since 2^53 + 1 is no parameter in fp64."""
+    if dtype == torch.float64:
+        return 1 << 53
+    if dtype.is_floating_point:
+        return 2 ** round(1 - math.log2(torch.finfo(dtype).eps)) + 1
+    return 2 if dtype == torch.bool else torch.iinfo(dtype).max + 1
 
 
 _HOW_TO_GET_CUDA = (
@@ -63,18 +74,18 @@ def check_memory(what: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{what}: tensor must be aligned to its {size}-byte elements (torch.frombuffer?)")
 
 
-def unary_codes(steps: Sequence[tuple[str, tuple[float, ...]]]) -> tuple[tuple[int, float], ...]:
+def unary_codes(steps: Sequence[tuple[str, tuple[float, ...]]]) -> tuple[UnaryCode, ...]:
     """Steps (op, args) after a draw, as the kernels number them; clamp is two of theirs."""
-    codes: list[tuple[int, float]] = []
+    codes: list[UnaryCode] = []
     for op, args in steps:
         if op == "clamp":
             low, high = args
             if low != float("-inf"):
-                codes.append((_UNARY_CODES["clamp_min"], low))
+                codes.append((UNARY_CODES["clamp_min"], low))
             if high != float("inf"):
-                codes.append((_UNARY_CODES["clamp_max"], high))
+                codes.append((UNARY_CODES["clamp_max"], high))
         else:
-            codes.append((_UNARY_CODES[op], args[0] if args else 0.0))
+            codes.append((UNARY_CODES[op], args[0] if args else 0.0))
     return tuple(codes)
 
 
@@ -87,27 +98,26 @@ def piece(
     tensor_id: int,
     start: int,
     steps: Sequence[int],
-    unary: tuple[tuple[int, float], ...] = (),
+    unary: tuple[UnaryCode, ...] = (),
 ) -> NativePiece:
     """A piece whose element (k0, k1, ...) takes global index start + sum k_d * steps[d].
 
     ``params`` have passed check_draw. ``seed`` and ``tensor_id`` are in [0, 2^64).
     """
-    name = _DTYPE_NAMES[view.dtype]
     check_memory("fill", view)
-    code = BITS_DTYPES[name] if distribution == "random_bits" else DTYPE_CODES[name]
+    draw = lower(distribution, params)
     return (
         view.data_ptr(),
-        code,
+        _CODES[_DTYPE_NAMES[view.dtype]],
         tuple(view.shape),
         view.stride(),
         start,
         tuple(steps),
-        DISTRIBUTION_CODES[distribution],
-        params,
+        draw.code,
+        draw.params,
         seed,
         tensor_id,
-        unary,
+        draw.unary + unary,
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from . import region as rg
+from .native import end_of_integers
 from .program import COMPOSITE, Ref, Step
 from .tape import Node
 
@@ -36,6 +36,13 @@ _DRAWS: dict[str, Callable[[Node], tuple[str, tuple[Any, ...]]]] = {
     **dict.fromkeys(("rand", "rand_like"), lambda node: ("uniform", (0.0, 1.0))),
     **dict.fromkeys(("randn", "randn_like"), lambda node: ("normal", (1.0, 0.0))),
     "normal": lambda node: ("normal", (arg_of(node, 1, "std", default=1.0), arg_of(node, 0, "mean", default=0.0))),
+    "exponential_": lambda node: ("exponential", (arg_of(node, 1, "lambd", default=1.0),)),
+    "log_normal_": lambda node: (
+        "log_normal",
+        (arg_of(node, 1, "mean", default=1.0), arg_of(node, 2, "std", default=2.0)),
+    ),
+    "cauchy_": lambda node: ("cauchy", (arg_of(node, 1, "median", default=0.0), arg_of(node, 2, "sigma", default=1.0))),
+    "geometric_": lambda node: ("geometric", (arg_of(node, 1, "p"),)),
 }
 
 
@@ -51,9 +58,14 @@ def arg_of(node: Node, position: int, *names: str, default: Any = _NO_VALUE) -> 
 
 
 def draw_of(node: Node) -> tuple[str, tuple[float, ...]] | None:
-    """(distribution, its arguments) of a random node that the stream has; None of other nodes."""
+    """(distribution, its arguments) of a random node that the kernels draw; None of other nodes."""
     make = _DRAWS.get(node.info.name)
-    if make is None or (node.info.name == "normal" and "float_float" not in node.info.label):
+    if make is None:
+        integers = _integers_of(node)
+        return integers if integers is not None and next(node.results()).dtype.is_floating_point else None
+    if not next(node.results()).dtype.is_floating_point or (
+        node.info.name == "normal" and "float_float" not in node.info.label
+    ):
         return None
     op, args = make(node)
     if not all(isinstance(value, (int, float)) for value in args):
@@ -80,13 +92,20 @@ def composite_of(node: Node) -> tuple[str, tuple[float, ...]] | None:
     """(operation, its arguments) of a random node that composite.py runs."""
     if node.info.name in ("orthogonal_", "sparse_"):
         return node.info.name, tuple(float(node.kwargs[name]) for name in COMPOSITE[node.info.name])
+    if node.info.label in ("aten::randperm", "aten::randperm.generator"):
+        return "permutation", ()
+    if node.info.name == "geometric_":
+        return "geometric", (float(arg_of(node, 1, "p")),)
+    return _integers_of(node)
+
+
+def _integers_of(node: Node) -> tuple[str, tuple[float, ...]] | None:
+    """bernoulli_ and torch's random integers, of any real dtype."""
     label = node.info.label.removesuffix(".generator").removesuffix("_generator")
     dtype = next(node.results()).dtype
     if label == "aten::bernoulli_.float" and not dtype.is_complex:
         p = arg_of(node, 1, "p", default=0.5)
         return ("bernoulli", (float(p),)) if 0 <= p <= 1 else None
-    if label == "aten::randperm":
-        return "permutation", ()
     bounds = _bounds(node, label, dtype)
     if bounds is None or dtype.is_complex:
         return None
@@ -99,9 +118,7 @@ def composite_of(node: Node) -> tuple[str, tuple[float, ...]] | None:
 def _bounds(node: Node, label: str, dtype: torch.dtype) -> tuple[Any, Any] | None:
     """[low, high) of torch's random integers; those of random_() are the integers that the dtype holds one by one."""
     if label == "aten::random_":
-        if dtype.is_floating_point:
-            return 0, 2 ** round(1 - math.log2(torch.finfo(dtype).eps)) + 1
-        return 0, 2 if dtype == torch.bool else torch.iinfo(dtype).max + 1
+        return 0, end_of_integers(dtype)
     positions = {
         "aten::random_.to": (None, 1),
         "aten::random_.from": (1, 2),

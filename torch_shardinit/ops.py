@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from . import _native
-from .draws import BITS_DTYPES, DISTRIBUTION_CODES, DTYPE_CODES, check_draw
+from .draws import DTYPE_CODES, INTEGER_DTYPES, check_draw, lower
 from .locate.dtensor import is_dtensor, locate_dtensor
 from .native import fill, piece
 from .stream import as_int, resolve_seed
@@ -88,7 +88,7 @@ def _identity(function: str, tensor_id: object, draw: object) -> int:
     return value
 
 
-def _raw_fill(
+def raw_fill(
     tensor: Any,
     distribution: str,
     params: tuple[object, ...],
@@ -129,9 +129,10 @@ def _raw_fill(
         return tensor
     if isinstance(local, np.ndarray):
         address = local.ctypes.data
-        code = BITS_DTYPES[dtype] if distribution == "random_bits" else DTYPE_CODES[dtype]
+        code = DTYPE_CODES.get(dtype, INTEGER_DTYPES.get(dtype))
         grid = (address, code, shape, strides, place.start, place.steps)
-        draws = (DISTRIBUTION_CODES[distribution], values, key, identity, ())
+        lowered = lower(distribution, values)
+        draws = (lowered.code, lowered.params, key, identity, lowered.unary)
         _native.fill([grid + draws], torch.get_num_threads())
         storage = address
     else:
@@ -168,7 +169,7 @@ _COMMON = """
     """
 
 
-def _documented(section: str) -> Any:
+def documented(section: str) -> Any:
     def decorate(function: Any) -> Any:
         function.__doc__ = function.__doc__.rstrip() + _COMMON.format(section=section)
         return function
@@ -176,7 +177,7 @@ def _documented(section: str) -> Any:
     return decorate
 
 
-@_documented("section 5")
+@documented("section 5")
 def normal_(
     tensor: T,
     std: float = 1.0,
@@ -195,10 +196,10 @@ def normal_(
         std: finite and >= 0; 0 gives mean.
         mean: finite.
     """
-    return _raw_fill(tensor, "normal", (std, mean), seed, tensor_id, draw, offset, global_shape)
+    return raw_fill(tensor, "normal", (std, mean), seed, tensor_id, draw, offset, global_shape)
 
 
-@_documented("section 4")
+@documented("section 4")
 def uniform_(
     tensor: T,
     a: float = 0.0,
@@ -217,10 +218,10 @@ def uniform_(
         a: finite, <= b. a == b: every value is a.
         b: finite; b - a is too.
     """
-    return _raw_fill(tensor, "uniform", (a, b), seed, tensor_id, draw, offset, global_shape)
+    return raw_fill(tensor, "uniform", (a, b), seed, tensor_id, draw, offset, global_shape)
 
 
-@_documented("section 6")
+@documented("section 6")
 def trunc_normal_(
     tensor: T,
     std: float = 1.0,
@@ -243,10 +244,10 @@ def trunc_normal_(
         a: lower bound in the values' own units (not in std), or -inf; <= b.
         b: upper bound, or +inf. [a, b] must come within 12 std of the mean.
     """
-    return _raw_fill(tensor, "trunc_normal", (std, mean, a, b), seed, tensor_id, draw, offset, global_shape)
+    return raw_fill(tensor, "trunc_normal", (std, mean, a, b), seed, tensor_id, draw, offset, global_shape)
 
 
-@_documented("section 3")
+@documented("section 3")
 def random_bits_(
     tensor: T,
     *,
@@ -261,4 +262,4 @@ def random_bits_(
     Args:
         tensor: strided torch.Tensor, DTensor, or writable NumPy array of int32, uint32, int64 or uint64.
     """
-    return _raw_fill(tensor, "random_bits", (), seed, tensor_id, draw, offset, global_shape)
+    return raw_fill(tensor, "random_bits", (), seed, tensor_id, draw, offset, global_shape)

@@ -99,8 +99,10 @@ class Density:
             clamped._add_atom(min(max(value, low), high), share)
         return clamped
 
-    def after(self, step: Step) -> Density:
-        """What a step makes of it that looks at what was there."""
+    def after(self, step: Step) -> Density | None:
+        """What a step makes of it that looks at what was there. None: a function bends it."""
+        if step.op in ("exp", "log", "sqrt", "erfinv"):
+            return None
         if step.op == "clamp":
             return self._clamp(*step.args) if step.args[0] <= step.args[1] else Density(atoms={step.args[1]: 1.0})
         if step.op == "neg":
@@ -114,8 +116,8 @@ class Density:
         }[step.op]()
 
 
-def _drawn(step: Step, box: rg.Box) -> Density:
-    """What an overwriting step leaves in a box."""
+def _drawn(step: Step, box: rg.Box) -> Density | None:
+    """What an overwriting step leaves in a box. None: it has no curve here."""
     if step.op == "fill":
         return Density(atoms={step.args[0] + 0.0: 1.0})
     if step.op == "eye":
@@ -128,6 +130,10 @@ def _drawn(step: Step, box: rg.Box) -> Density:
         columns = {(second.start + index * second.step - origin[1]) // steps[1] for index in range(second.size)}
         ones = len(rows & columns) / (first.size * second.size)
         return Density(atoms={value: share for value, share in ((0.0, 1 - ones), (1.0, ones)) if share})
+    if step.op == "bernoulli":
+        return Density(atoms={value: share for value, share in ((0.0, 1 - step.args[0]), (1.0, step.args[0])) if share})
+    if step.op not in ("uniform", "normal", "trunc_normal"):
+        return None
     if step.op == "uniform":
         low, high = step.args
         if low == high:
@@ -153,7 +159,8 @@ def density_of(program: Exact, shape: Sequence[int], num_elements: int, max_boxe
         max_boxes: into how many boxes with a chain of steps of their own these may fall.
 
     Returns:
-        None where there are more boxes, or elements that no step writes, or a division by 0.
+        None where there are more boxes, or elements that no step writes, or a division by 0, or draws or steps without
+        a density in closed form here.
     """
     merged: dict[Smooth, float] = {}
     total = Density()
@@ -167,7 +174,9 @@ def density_of(program: Exact, shape: Sequence[int], num_elements: int, max_boxe
             return None
         density = _drawn(chain[0], box)
         for step in chain[1:]:
-            density = density.after(step)
+            density = density and density.after(step)
+        if density is None:
+            return None
         share = rg.numel(box) / num_elements
         for part in density.smooth:
             alone = replace(part, weight=1.0)

@@ -135,12 +135,16 @@ def draw_owners(axes: Any, entry: Entry, parts: Sequence[Part], world: int, colo
 def draw_values(axes: Any, values: np.ndarray, density: Density | None) -> None:
     """The histogram of the values that are not gathered in one place, and the intended density over it."""
     axes.tick_params(labelsize=7)
-    if density is None and (distinct := np.unique(values)).size <= _MAX_SINGLE:
+    is_single = density is None or (not density.smooth and len(density.atoms) > 1)
+    if is_single and (distinct := np.unique(values)).size <= _MAX_SINGLE:
         shares = [float((values == value).mean()) for value in distinct]
         width = 0.4 * float(np.diff(distinct).min()) if distinct.size > 1 else 0.1
         axes.bar(distinct, shares, width=width, color=OURS, alpha=0.55)
         axes.set_xticks(distinct)
-        axes.set_xlabel("value (intended density not known)", fontsize=8, labelpad=1)
+        for value, intended in sorted((density.atoms if density is not None else {}).items()):
+            axes.plot([value - width, value + width], [intended] * 2, color=PEER, linewidth=1.3)
+        known = "value" if density is not None else "value (intended density not known)"
+        axes.set_xlabel(known, fontsize=8, labelpad=1)
         axes.set_ylabel("share of the elements", fontsize=8, labelpad=2)
         return
     shown, notes = values, []

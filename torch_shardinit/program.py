@@ -19,14 +19,34 @@ from . import region as rg
 from .region import Box
 
 # Number of arguments. Overwriting steps do not look at what was there; the others are one rounding each, in fp32
-# (fp64 for fp64 tensors): x + s, x - s, x * s, x / s, min(max(x, lo), hi), -x.
-OVERWRITING = {"uniform": 2, "normal": 2, "trunc_normal": 4, "fill": 1, "eye": 2}
-UNARY = {"add": 1, "sub": 1, "mul": 1, "div": 1, "clamp": 2, "neg": 0}
-RANDOM = frozenset({"uniform", "normal", "trunc_normal"})
+# (fp64 for fp64 tensors): x + s, x - s, x * s, x / s, min(max(x, lo), hi), -x, and the functions of elementary.h.
+OVERWRITING = {
+    "uniform": 2,
+    "normal": 2,
+    "trunc_normal": 4,
+    "exponential": 1,
+    "log_normal": 2,
+    "cauchy": 2,
+    "geometric": 1,
+    "bernoulli": 1,
+    "random": 2,
+    "fill": 1,
+    "eye": 2,
+}
+UNARY = {"add": 1, "sub": 1, "mul": 1, "div": 1, "clamp": 2, "neg": 0, "exp": 0, "log": 0, "sqrt": 0, "erfinv": 0}
+RANDOM = frozenset(OVERWRITING) - {"fill", "eye"}
+# Those of ours that need not be torch's to the last bit.
+TRANSCENDENTAL = frozenset({"exp", "log", "erfinv"})
 STEP_ARGS = {
     "uniform": ("a", "b"),
     "normal": ("std", "mean"),
     "trunc_normal": ("std", "mean", "a", "b"),
+    "exponential": ("lambd",),
+    "log_normal": ("mean", "std"),
+    "cauchy": ("median", "sigma"),
+    "geometric": ("p",),
+    "bernoulli": ("p",),
+    "random": ("low", "high"),
     "clamp": ("lo", "hi"),
 }
 
@@ -38,9 +58,9 @@ _MAX_PAIRWISE_STEPS = 256
 class Step:
     """One operation on `region` of the tensor, a box in the tensor's own shape; None is the whole tensor.
 
-    args: "uniform" (a, b); "normal" (std, mean); "trunc_normal" (std, mean, a, b); "fill" (value,); "eye" (dim, dim), 1
-    where the region's own indices along the two dimensions are equal, else 0; "add", "sub", "mul", "div" (s,);
-    "clamp" (lo, hi), infinite where absent; "neg" ().
+    args: of draws as in draws.check_draw; "fill" (value,); "eye" (dim, dim), 1 where the region's own indices along the
+    two dimensions are equal, else 0; "add", "sub", "mul", "div" (s,); "clamp" (lo, hi), infinite where absent; "neg",
+    "exp", "log", "sqrt", "erfinv" ().
     """
 
     op: str
@@ -315,11 +335,12 @@ COMPOSITE = {
     "bernoulli": ("p",),
     "random": ("low", "high"),
     "permutation": (),
+    "geometric": ("p",),
 }
 # Those whose elements depend on each other.
 MIXING = frozenset({"orthogonal_", "sparse_", "permutation"})
 # Those that any real dtype takes, not only those of the stream.
-ANY_DTYPE = frozenset({"bernoulli", "random", "permutation"})
+ANY_DTYPE = frozenset({"bernoulli", "random", "permutation", "geometric"})
 PlayedItem = PlayedOp | PlayedExact | PlayedDraw
 
 

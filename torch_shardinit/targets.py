@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .draws import BITS_DTYPES, DTYPE_CODES
+from .draws import BITS_DTYPES, DTYPE_CODES, INTEGER_DRAWS, INTEGER_DTYPES
 from .native import check_device, check_memory, dtype_name
 from .region import overlaps_itself, row_major_strides
 from .stream import as_int
@@ -93,6 +93,8 @@ def _check_overlap(function: str, shape: Sequence[int], strides: Sequence[int]) 
 
 def _check_dtype(function: str, name: str | None, shown: object) -> str:
     allowed = BITS_DTYPES if function == "random_bits_" else DTYPE_CODES
+    if function.removesuffix("_") in INTEGER_DRAWS:
+        allowed = {**DTYPE_CODES, **INTEGER_DTYPES}
     if name not in allowed:
         raise TypeError(f"{function}: dtype must be one of {', '.join(allowed)}, got {shown}")
     assert name is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from . import reference
+from . import reference, reference_draws
 from ._exact import round_to
 from .native import dtype_name
 from .plan import Entry, Plan
@@ -50,7 +50,11 @@ def _is_random(entry: Entry) -> bool:
 def _has_width(step: Step) -> bool:
     if step.op not in RANDOM:
         return False
-    return step.args[0] != 0 if step.op == "normal" else step.args[-2] != step.args[-1]  # std, else a and b
+    if step.op in ("uniform", "trunc_normal", "random"):
+        return step.args[-1] - step.args[-2] > (1 if step.op == "random" else 0)
+    if step.op == "bernoulli":
+        return 0 < step.args[0] < 1
+    return step.op != "normal" or step.args[0] != 0
 
 
 def _inside(box: Box | None, index: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -66,6 +70,8 @@ def _inside(box: Box | None, index: np.ndarray, shape: tuple[int, ...]) -> np.nd
 
 def _apply(step: Step, values: np.ndarray) -> np.ndarray:
     """A step that looks at what was there: one operation of the working precision."""
+    if step.op in reference_draws.UNARY:
+        return reference_draws.UNARY[step.op](values)
     numbers = [values.dtype.type(number) for number in step.args]
     with np.errstate(all="ignore"):
         if step.op == "clamp":
@@ -81,8 +87,7 @@ def _draw(step: Step, index: np.ndarray, dtype: str, seed: int, tensor_id: int) 
     if step.op == "fill":
         working = np.float64 if dtype == "float64" else np.float32
         return round_to(np.full(index.shape, step.args[0], working), dtype)
-    draw = {"uniform": reference.uniform, "normal": reference.normal, "trunc_normal": reference.trunc_normal}[step.op]
-    return draw(index, *step.args, dtype=dtype, seed=seed, tensor_id=tensor_id)
+    return reference_draws.DRAWS[step.op](index, *step.args, dtype=dtype, seed=seed, tensor_id=tensor_id)
 
 
 def _eye(step: Step, index: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
