@@ -12,6 +12,7 @@ from conftest import TORCH_DTYPES, assert_bitwise_equal, patterns
 
 import torch_shardinit as shardinit
 from torch_shardinit import _native
+from torch_shardinit.reference_draws import DRAWS
 
 ROOT = Path(__file__).parent.parent
 HEX_FLOAT = re.compile(r"-?0x[01](?:\.[0-9a-f]+)?p[+-]?[0-9]+")
@@ -23,7 +24,11 @@ def _constants(path: Path) -> set[float]:
 
 
 @pytest.mark.parametrize(
-    "sources", [("csrc/transform.h", "csrc/params.cpp"), ("torch_shardinit/_tables.py", "torch_shardinit/reference.py")]
+    "sources",
+    [
+        ("csrc/transform.h", "csrc/params.cpp", "csrc/elementary.h"),
+        ("torch_shardinit/_tables.py", "torch_shardinit/reference.py", "torch_shardinit/reference_draws.py"),
+    ],
 )
 def test_every_constant_of_the_page_is_in_the_code(sources: tuple[str, ...]) -> None:
     page = _constants(ROOT / "docs" / "stream.md")
@@ -70,9 +75,4 @@ def test_the_native_module_is_of_this_stream() -> None:
 
 
 def test_golden_files_are_there() -> None:
-    assert [path.name for path in GOLDEN] == [
-        "golden_normal.txt",
-        "golden_random_bits.txt",
-        "golden_trunc_normal.txt",
-        "golden_uniform.txt",
-    ]
+    assert [path.stem for path in GOLDEN] == sorted(f"golden_{name}" for name in DRAWS)
