@@ -29,6 +29,33 @@ SHARDINIT_HD Wide counters(uint64_t block) {
   return counter;
 }
 
+// A vector's lanes in that order.
+template <class V, int... i>
+SHARDINIT_HD V block_order(const V& v, std::integer_sequence<int, i...>) {
+  constexpr int n = sizeof...(i);
+#if defined(__clang__)
+  return __builtin_shufflevector(v, v, ((i % 2 ? n / 2 : 0) + i / 2)...);
+#else
+  typedef int64_t Index __attribute__((vector_size(kVectorBytes)));
+  return __builtin_shuffle(v, Index{((i % 2 ? n / 2 : 0) + i / 2)...});
+#endif
+}
+
+// Those of blocks with these numbers' low words.
+SHARDINIT_HD Wide counters(const uint32_t* lows) {
+  constexpr int n = Wide::kNativeLanes;
+  typedef uint32_t Half __attribute__((vector_size(kVectorBytes / 2)));
+  Wide counter;
+  SHARDINIT_EACH
+  {
+    Half half;
+    memcpy(&half, lows + u * n, sizeof(half));
+    const auto whole = __builtin_convertvector(half, Wide::Native);
+    counter.v[u] = block_order(whole, std::make_integer_sequence<int, n>{});
+  }
+  return counter;
+}
+
 // What a draw's blocks are computed from; all of them share the high word of their number.
 template <class Fn>
 struct Source {
@@ -81,8 +108,8 @@ SHARDINIT_HD void store_interleaved(const Pack<T>& even, const Pack<T>& odd, T* 
 }
 
 template <class Fn, class T>
-SHARDINIT_HD void batch32(const Source<Fn>& source, const Fn& fn, uint64_t block, T* out) {
-  const auto words = source.high_words(counters(block));
+SHARDINIT_HD void batch32(const Source<Fn>& source, const Fn& fn, const Wide& blocks, T* out) {
+  const auto words = source.high_words(blocks);
   const auto pair = fn(join_words(words.w[0], words.w[2]), join_words(words.w[1], words.w[3]));
   store_interleaved(pair.even, pair.odd, out);
 }
@@ -98,9 +125,9 @@ SHARDINIT_HD void block32(const Source<Fn>& source, const Fn& fn, uint64_t block
 }
 
 template <class Fn, class T>
-SHARDINIT_HD void batch64(const Source<Fn>& source, const Fn& fn, uint64_t block, T* out) {
-  const auto high = source.high_words(counters(block));
-  const auto low = source.low_words(counters(block));
+SHARDINIT_HD void batch64(const Source<Fn>& source, const Fn& fn, const Wide& blocks, T* out) {
+  const auto high = source.high_words(blocks);
+  const auto low = source.low_words(blocks);
   T lanes[4][Wide::kLanes];
   for (int j = 0; j < 4; j += 2) {
     const auto pair = fn((high.w[j] << 32) | (low.w[j] & uint64_t{0xffffffff}),
@@ -130,44 +157,51 @@ SHARDINIT_HD void block64(const Source<Fn>& source, const Fn& fn, uint64_t block
   }
 }
 
+template <class Fn, class T>
+SHARDINIT_HD void block_of(const Source<Fn>& source, const Fn& fn, uint64_t block, T* out) {
+  if constexpr (sizeof(T) == 4) {
+    block32(source, fn, block, out);
+  } else {
+    block64(source, fn, block, out);
+  }
+}
+template <class Fn, class T>
+SHARDINIT_HD void batch_of(const Source<Fn>& source, const Fn& fn, const Wide& blocks, T* out) {
+  if constexpr (sizeof(T) == 4) {
+    batch32(source, fn, blocks, out);
+  } else {
+    batch64(source, fn, blocks, out);
+  }
+}
+
+// What is left of a batch is worth one from here on; less is done block by block.
+constexpr size_t kSmall = kBatch / 4;
+
 // Whole batches where there are any, single blocks at a ragged start and for what a batch would mostly waste.
 template <class Fn, class T>
 void run_of_high_word(const Stream& stream, const Fn& fn, uint64_t first, size_t n, T* out) {
   const Source<Fn> source(stream, first / 4);
-  constexpr size_t kSmall = kBatch / 4;
-  const auto block_of = [&](uint64_t block, T* to) {
-    if constexpr (sizeof(T) == 4) {
-      block32(source, fn, block, to);
-    } else {
-      block64(source, fn, block, to);
-    }
-  };
-  const auto batch_of = [&](uint64_t block, T* to) {
-    if constexpr (sizeof(T) == 4) {
-      batch32(source, fn, block, to);
-    } else {
-      batch64(source, fn, block, to);
-    }
-  };
   uint64_t block = first / 4;
   const size_t skip = first % 4;
   T buffer[kBatch];
   if (skip && n) {
-    block_of(block, buffer);
+    block_of(source, fn, block, buffer);
     const size_t taken = n < 4 - skip ? n : 4 - skip;
     memcpy(out, buffer + skip, taken * sizeof(T));
     out += taken;
     n -= taken;
     ++block;
   }
-  for (; n >= kBatch; n -= kBatch, out += kBatch, block += kBatchBlocks) batch_of(block, out);
+  for (; n >= kBatch; n -= kBatch, out += kBatch, block += kBatchBlocks) {
+    batch_of(source, fn, counters(block), out);
+  }
   if (n > kSmall) {
-    batch_of(block, buffer);
+    batch_of(source, fn, counters(block), buffer);
     memcpy(out, buffer, n * sizeof(T));
     return;
   }
   for (; n; ++block) {
-    block_of(block, buffer);
+    block_of(source, fn, block, buffer);
     const size_t taken = n < 4 ? n : 4;
     memcpy(out, buffer, taken * sizeof(T));
     out += taken;
@@ -175,8 +209,29 @@ void run_of_high_word(const Stream& stream, const Fn& fn, uint64_t first, size_t
   }
 }
 
+// n / 4 blocks whose numbers have one high word.
 template <class Fn, class T>
-void run(const Stream& stream, const Fn& fn, uint64_t first, size_t n, T* out) {
+void run_of_blocks(const Stream& stream, const Fn& fn, Elements which, size_t n, T* out) {
+  const Source<Fn> source(stream, which.first / 4);
+  const uint32_t* lows = which.lows;
+  for (; n >= kBatch; n -= kBatch, out += kBatch, lows += kBatchBlocks) {
+    batch_of(source, fn, counters(lows), out);
+  }
+  if (n > kSmall) {
+    uint32_t padded[kBatchBlocks] = {};
+    memcpy(padded, lows, n / 4 * sizeof(uint32_t));
+    T buffer[kBatch];
+    batch_of(source, fn, counters(padded), buffer);
+    memcpy(out, buffer, n * sizeof(T));
+    return;
+  }
+  for (; n; n -= 4, out += 4, ++lows) block_of(source, fn, *lows, out);
+}
+
+template <class Fn, class T>
+void run(const Stream& stream, const Fn& fn, Elements which, size_t n, T* out) {
+  if (which.lows) return run_of_blocks(stream, fn, which, n, out);
+  uint64_t first = which.first;
   while (n) {
     const uint64_t left = 4 * (kBlocksPerHighWord - first / 4 % kBlocksPerHighWord) - first % 4;
     const size_t count = n < left ? n : left;
@@ -212,21 +267,21 @@ void with_function(const Draw<T>& draw, const Body& body) {
 }
 
 template <class T>
-void draw_values(const Draw<T>& draw, uint64_t first, size_t n, T* out) {
+void draw_values(const Draw<T>& draw, Elements which, size_t n, T* out) {
   if (draw.distribution == Distribution::kConstant) {
     for (size_t i = 0; i < n; ++i) out[i] = draw.constant;
     return;
   }
-  with_function(draw, [&](const auto& fn) { run(draw.stream, fn, first, n, out); });
+  with_function(draw, [&](const auto& fn) { run(draw.stream, fn, which, n, out); });
 }
 
 template <class T>
-void bits(const Stream& stream, uint64_t first, size_t n, T* out) {
-  run(stream, BitsFn<T>{}, first, n, out);
+void bits(const Stream& stream, Elements which, size_t n, T* out) {
+  run(stream, BitsFn<T>{}, which, n, out);
 }
 
-void integers(const Stream& stream, const RandomParams& params, uint64_t first, size_t n, uint64_t* out) {
-  run(stream, RandomFn{params}, first, n, out);
+void integers(const Stream& stream, const RandomParams& params, Elements which, size_t n, uint64_t* out) {
+  run(stream, RandomFn{params}, which, n, out);
 }
 
 template <class T>

@@ -5,17 +5,24 @@
 
 namespace shardinit {
 
+// Which elements: those with consecutive global indices from `first`, or, where there are lows, whole blocks, four
+// elements each. lows holds the low words of their numbers; `first` is an element of a block with the high word of all.
+struct Elements {
+  uint64_t first;
+  const uint32_t* lows = nullptr;
+};
+
 struct Kernels {
   const char* name;
-  // n elements with consecutive global indices from `first`, in working precision or as raw words.
-  void (*draw32)(const Draw<float>& draw, uint64_t first, size_t n, float* out);
-  void (*draw64)(const Draw<double>& draw, uint64_t first, size_t n, double* out);
-  void (*bits32)(const Stream& stream, uint64_t first, size_t n, uint32_t* out);
-  void (*bits64)(const Stream& stream, uint64_t first, size_t n, uint64_t* out);
+  // n elements, in working precision or as raw words.
+  void (*draw32)(const Draw<float>& draw, Elements which, size_t n, float* out);
+  void (*draw64)(const Draw<double>& draw, Elements which, size_t n, double* out);
+  void (*bits32)(const Stream& stream, Elements which, size_t n, uint32_t* out);
+  void (*bits64)(const Stream& stream, Elements which, size_t n, uint64_t* out);
   void (*unary32)(const Unary* ops, int num_ops, float* x, size_t n);
   void (*unary64)(const Unary* ops, int num_ops, double* x, size_t n);
   // Integers of 64 bits, two's complement; what a piece of integers or reals makes of them.
-  void (*integers)(const Stream& stream, const RandomParams& params, uint64_t first, size_t n, uint64_t* out);
+  void (*integers)(const Stream& stream, const RandomParams& params, Elements which, size_t n, uint64_t* out);
   void (*to_reals32)(const uint64_t* from, size_t n, float* out);
   void (*to_reals64)(const uint64_t* from, size_t n, double* out);
   void (*truncate_small)(Dtype dtype, const float* from, size_t n, void* out);  // small integers as floats

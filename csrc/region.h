@@ -45,6 +45,25 @@ struct Grid {
     if (kept == 0) axis[kept++] = {1, 1, 1};
     num_axes = kept;
   }
+
+  // Puts the axis along which global indices are consecutive last, if there is one; where its elements lie apart in
+  // memory, before it the one whose elements lie side by side.
+  void put_run_last() {
+    int last = num_axes - 1;
+    for (int d = 0; d < last; ++d) {
+      if (axis[d].step == 1 && axis[last].step != 1) move(d, last);
+    }
+    for (int d = 0; d < last - 1; ++d) {
+      if (axis[d].stride == 1 && axis[last].stride != 1) move(d, last - 1);
+    }
+  }
+
+ private:
+  void move(int from, int to) {
+    const Axis moved = axis[from];
+    for (int d = from; d < to; ++d) axis[d] = axis[d + 1];
+    axis[to] = moved;
+  }
 };
 
 // Where a row starts: one pass over the last axis of a grid.

@@ -63,9 +63,9 @@ def draw_of(node: Node) -> tuple[str, tuple[float, ...]] | None:
     if make is None:
         integers = _integers_of(node)
         return integers if integers is not None and next(node.results()).dtype.is_floating_point else None
-    if not next(node.results()).dtype.is_floating_point or (
-        node.info.name == "normal" and "float_float" not in node.info.label
-    ):
+    dtype = next(node.results()).dtype
+    is_integer = not (dtype.is_floating_point or dtype.is_complex)
+    if is_integer or (node.info.name == "normal" and "float_float" not in node.info.label):
         return None
     op, args = make(node)
     if not all(isinstance(value, (int, float)) for value in args):
