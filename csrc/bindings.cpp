@@ -8,6 +8,7 @@
 
 #include "bindings_digest.h"
 #include "bindings_grid.h"
+#include "bindings_interrupt.h"
 #include "bindings_qr.h"
 #include "dispatch.h"
 #include "fill.h"
@@ -67,8 +68,8 @@ void fill(const py::list& list, int num_threads) {
     const DefaultFpEnvironment environment;
     pieces = pieces_of(list);
   }
-  const py::gil_scoped_release release;
-  fill_cpu(pieces.data(), pieces.size(), num_threads);
+  run_interruptibly(
+      [&](const KeepGoing& keep_going) { return fill_cpu(pieces.data(), pieces.size(), num_threads, keep_going); });
 }
 
 #if defined(SHARDINIT_CUDA)

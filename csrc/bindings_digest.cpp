@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings_grid.h"
+#include "bindings_interrupt.h"
 #include "digest_cuda.h"
 
 namespace py = pybind11;
@@ -43,10 +44,9 @@ py::bytes bytes_of(const DigestSum& sum) {
 py::list digest(const py::list& list, int num_threads) {
   const std::vector<DigestPiece> pieces = pieces_of(list);
   std::vector<DigestSum> sums(pieces.size());
-  {
-    const py::gil_scoped_release release;
-    digest_cpu(pieces.data(), pieces.size(), num_threads, sums.data());
-  }
+  run_interruptibly([&](const KeepGoing& keep_going) {
+    return digest_cpu(pieces.data(), pieces.size(), num_threads, keep_going, sums.data());
+  });
   py::list result;
   for (const DigestSum& sum : sums) result.append(bytes_of(sum));
   return result;

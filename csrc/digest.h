@@ -1,6 +1,7 @@
 // What an element adds to a tensor's digest (docs/stream.md, section 10). Shared by the CPU kernels and CUDA.
 #pragma once
 
+#include "keep_going.h"
 #include "philox.h"
 #include "region.h"
 
@@ -53,7 +54,8 @@ struct DigestPiece {
   Grid grid;
 };
 
-// sums[k] is what pieces[k] adds up to, by up to num_threads threads.
-void digest_cpu(const DigestPiece* pieces, size_t num_pieces, int num_threads, DigestSum* sums);
+// sums[k] is what pieces[k] adds up to, by up to num_threads threads. False where keep_going stopped it.
+bool digest_cpu(const DigestPiece* pieces, size_t num_pieces, int num_threads, const KeepGoing& keep_going,
+                DigestSum* sums);
 
 }  // namespace shardinit

@@ -111,17 +111,19 @@ void digest_part(Adder* adder, const void* data, uint32_t size, const Grid& grid
 
 }  // namespace
 
-void digest_cpu(const DigestPiece* pieces, size_t num_pieces, int num_threads, DigestSum* sums) {
+bool digest_cpu(const DigestPiece* pieces, size_t num_pieces, int num_threads, const KeepGoing& keep_going,
+                DigestSum* sums) {
   const DigestRun run = active_run();
   std::fill(sums, sums + num_pieces, DigestSum{});
   std::mutex mutex;
-  for_each_span(pieces, num_pieces, num_threads, kChunk, [&](size_t piece, int64_t begin, int64_t end) {
-    const DigestPiece& one = pieces[piece];
-    Adder adder{run};
-    digest_part(&adder, one.data, one.size, in_memory_order(one.grid), begin, end);
-    const std::lock_guard<std::mutex> lock(mutex);
-    sums[piece].add(adder.sum.w);
-  });
+  return for_each_span(pieces, num_pieces, num_threads, kChunk, keep_going,
+                       [&](size_t piece, int64_t begin, int64_t end) {
+                         const DigestPiece& one = pieces[piece];
+                         Adder adder{run};
+                         digest_part(&adder, one.data, one.size, in_memory_order(one.grid), begin, end);
+                         const std::lock_guard<std::mutex> lock(mutex);
+                         sums[piece].add(adder.sum.w);
+                       });
 }
 
 }  // namespace shardinit

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "draw.h"
+#include "keep_going.h"
 #include "region.h"
 #include "unary.h"
 
@@ -60,8 +61,8 @@ struct Piece {
 // Reads the piece's dtype and num_unary.
 void set_draw(Piece* piece, Distribution distribution, const double p[4], uint64_t seed, uint64_t tensor_id);
 
-// Fills all pieces on the CPU with up to num_threads threads; may change the order of their axes. The floating-point
-// environment of the caller neither matters nor changes.
-void fill_cpu(Piece* pieces, size_t num_pieces, int num_threads);
+// Fills all pieces on the CPU with up to num_threads threads; may change the order of their axes. False where
+// keep_going stopped it. The floating-point environment of the caller neither matters nor changes.
+bool fill_cpu(Piece* pieces, size_t num_pieces, int num_threads, const KeepGoing& keep_going);
 
 }  // namespace shardinit

@@ -287,13 +287,14 @@ void fill_part(const Kernels& kernels, const Piece& piece, int64_t begin, int64_
 
 }  // namespace
 
-void fill_cpu(Piece* pieces, size_t num_pieces, int num_threads) {
+bool fill_cpu(Piece* pieces, size_t num_pieces, int num_threads, const KeepGoing& keep_going) {
   const Kernels& kernels = active_kernels();
   for (size_t k = 0; k < num_pieces; ++k) pieces[k].grid.put_run_last();
-  for_each_span(pieces, num_pieces, num_threads, kChunk, [&](size_t piece, int64_t begin, int64_t end) {
-    const DefaultFpEnvironment environment;
-    fill_part(kernels, pieces[piece], begin, end);
-  });
+  return for_each_span(pieces, num_pieces, num_threads, kChunk, keep_going,
+                       [&](size_t piece, int64_t begin, int64_t end) {
+                         const DefaultFpEnvironment environment;
+                         fill_part(kernels, pieces[piece], begin, end);
+                       });
 }
 
 }  // namespace shardinit
