@@ -196,18 +196,20 @@ class Decomposition {
         t_(static_cast<size_t>(num_panels_ * kPanel * kPanel)),
         signs_(static_cast<size_t>(num_panels_ * kPanel)) {}
 
-  void run() {
+  bool run(const KeepGoing& keep_going) {
     for (int64_t row = 0; row < rows_; ++row) {
       for (int64_t col = 0; col < cols_; ++col) {
         panel(col / kPanel)[row * kPanel + col % kPanel] = matrix_[row * cols_ + col];
       }
     }
     for (int64_t number = 0; number < num_panels_; ++number) {
+      if (!keep_going()) return false;
       reflect_panel(number);
       set_block_factor(number);
       apply(number, number + 1, true);
     }
     for (int64_t number = num_panels_ - 1; number >= 0; --number) {
+      if (!keep_going()) return false;
       std::copy(panel(number) + number * kPanel * kPanel, panel(number) + rows_ * kPanel,
                 v_.begin() + number * kPanel * kPanel);
       set_identity(number);
@@ -219,6 +221,7 @@ class Decomposition {
             panel(col / kPanel)[row * kPanel + col % kPanel] * signs_[static_cast<size_t>(col)];
       }
     }
+    return true;
   }
 
  private:
@@ -306,9 +309,9 @@ class Decomposition {
 
 }  // namespace
 
-void orthonormalise(double* matrix, int64_t rows, int64_t cols, int num_threads) {
+bool orthonormalise(double* matrix, int64_t rows, int64_t cols, int num_threads, const KeepGoing& keep_going) {
   const DefaultFpEnvironment environment;
-  Decomposition(matrix, rows, cols, num_threads).run();
+  return Decomposition(matrix, rows, cols, num_threads).run(keep_going);
 }
 
 }  // namespace shardinit

@@ -60,6 +60,14 @@ def test_a_signal_stops_a_long_fill(alarm: list[float], name: str, threads: int)
     assert torch.equal(part.float(), shardinit.normal_(torch.empty(1000), 0.5, tensor_id=1).to(part.dtype).float())
 
 
+def test_a_signal_stops_a_long_decomposition(alarm: list[float]) -> None:
+    matrix = torch.eye(6000, dtype=torch.float64)
+    with pytest.raises(_Interrupted):
+        _native.orthonormalise(matrix.data_ptr(), 6000, 6000, 2)
+    assert alarm and time.monotonic() - alarm[0] < 2.0  # a panel may take half a second where others work too
+    assert torch.equal(matrix, torch.eye(6000, dtype=torch.float64))
+
+
 def test_a_signal_stops_a_long_digest(alarm: list[float]) -> None:
     memory = torch.zeros(1 << 26, dtype=torch.uint8)
     pieces = [(memory.data_ptr(), 1, (1 << 26,), (1,), k << 26, (1,)) for k in range(200)]
