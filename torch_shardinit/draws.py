@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import struct
 from collections.abc import Callable
 
 import numpy as np
@@ -22,6 +23,8 @@ _MAX_SIGMA = 12.0
 
 def real_number(value: object, what: str) -> float:
     """``value`` as a float: Python and NumPy real numbers count, bools, strings and tensors do not."""
+    if type(value) is float:
+        return value
     refused = (bool, np.bool_, np.timedelta64)  # NumPy counts a duration among its integers
     if isinstance(value, refused) or not isinstance(value, (numbers.Real, np.integer, np.floating)):
         raise TypeError(f"{what} must be a real number, got {value!r} ({type(value).__name__})")
@@ -115,6 +118,11 @@ _CHECKS: dict[str, Callable[..., tuple[float, ...]]] = {
 }
 
 
+_DOUBLES = [struct.Struct(f"{count}d") for count in range(5)]
+_MAX_CHECKED = 4096
+_checked: dict[tuple[str, str, str, bytes], tuple[float, ...]] = {}
+
+
 def check_draw(distribution: str, params: tuple[object, ...], dtype: str, function: str) -> tuple[float, ...]:
     """The parameters of a fill, checked and rounded to the working precision of ``dtype``.
 
@@ -127,4 +135,15 @@ def check_draw(distribution: str, params: tuple[object, ...], dtype: str, functi
         TypeError, ValueError: a parameter is not what docs/stream.md asks for; the message says what must hold and
             what came.
     """
-    return _CHECKS[distribution](_Parameters(function, dtype), *params)
+    # Models and loops of raw fills use few distinct parameters. Keyed by their bits, which tell -0.0 from 0.0.
+    for value in params:
+        if type(value) is not float:
+            return _CHECKS[distribution](_Parameters(function, dtype), *params)
+    key = distribution, dtype, function, _DOUBLES[len(params)].pack(*params)
+    found = _checked.get(key)
+    if found is None:
+        found = _CHECKS[distribution](_Parameters(function, dtype), *params)
+        if len(_checked) >= _MAX_CHECKED:
+            _checked.clear()
+        _checked[key] = found
+    return found
