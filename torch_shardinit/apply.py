@@ -144,6 +144,8 @@ def _place_of(offset: int | tuple[int, ...], view: torch.Tensor, shape: tuple[in
     if isinstance(offset, int):
         return Place(offset, region.row_major_strides(view.shape))
     steps = region.row_major_strides(shape)
+    if not any(offset):
+        return Place(0, steps)
     return Place(sum(first * step for first, step in zip(offset, steps, strict=True)), steps)
 
 
