@@ -21,7 +21,7 @@ from typing import Any
 import llama
 import torch
 import torch.nn as nn
-from common import mebibytes, print_machine, print_table, progress, write_json
+from common import least_seconds, mebibytes, print_machine, print_table, progress, write_json
 from one_rank import CPU, SHARDERS, join_fake_world, run_alone
 
 import torch_shardinit as shardinit
@@ -66,15 +66,6 @@ def added_seconds(config: llama.LlamaConfig) -> tuple[float, float, float, nn.Mo
     return best[0], best[1], best[2], model, plan
 
 
-def _seconds(call: Any, repeats: int) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        started = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - started)
-    return best
-
-
 def measure(config: llama.LlamaConfig, layout: str, world: int) -> dict[str, Any]:
     """One case; in a process of its own."""
     on_meta, recording, record, model, plan = added_seconds(config)
@@ -86,7 +77,7 @@ def measure(config: llama.LlamaConfig, layout: str, world: int) -> dict[str, Any
     can_measure = _reset_peak()
     resident = _status("VmRSS")
     materialise_(model, CPU)
-    first = _seconds(lambda: plan.apply_(model, 0), 1)
+    first = least_seconds(lambda: plan.apply_(model, 0), 1)
     peak = _status("VmHWM")
     storages = _storages(model)
     fresh = sum(storage.nbytes() for address, storage in storages.items() if address not in allocated)
@@ -104,9 +95,9 @@ def measure(config: llama.LlamaConfig, layout: str, world: int) -> dict[str, Any
         "record_seconds": record,
         "added_seconds": max(0.0, recording + record - on_meta),
         "wrap_seconds": wrapped - started,
-        "locate_seconds": _seconds(lambda: locate(model), 3),
+        "locate_seconds": least_seconds(lambda: locate(model), 3),
         "first_seconds": first,
-        "again_seconds": _seconds(lambda: plan.apply_(model, 0), 3),
+        "again_seconds": least_seconds(lambda: plan.apply_(model, 0), 3),
         "extra_bytes": extra,
     }
 
