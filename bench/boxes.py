@@ -22,7 +22,9 @@ ROWS = [1, 2, 3, 4, 8, 16, 32, 64, 128, 512, 4096]
 # What --check holds shards to: rows of 64 and more elements, and Shard(1) of 4096 x 4096 over 8.
 GOAL_ROWS, GOAL_SHARD = 1 / 1.3, 0.4
 
-Box = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]  # name, shape, global shape, corner, transposed
+Box = tuple[
+    str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool
+]  # name, shape, global shape, corner, transposed
 
 
 def boxes(num_elements: int) -> list[Box]:

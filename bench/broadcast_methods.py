@@ -87,7 +87,7 @@ def _wrap_ddp(model: nn.Module, device: torch.device, broadcast: bool) -> nn.Mod
     return DistributedDataParallel(model, **options)
 
 
-def _on_meta(factory: Factory) -> nn.Module:
+def on_meta(factory: Factory) -> nn.Module:
     with torch.device("meta"):
         return factory()
 
@@ -95,7 +95,7 @@ def _on_meta(factory: Factory) -> nn.Module:
 def _rank_0_model(job: Job) -> nn.Module:
     """Initialised by torch on rank 0, without memory elsewhere."""
     if dist.get_rank() != 0:
-        return _on_meta(job.factory)
+        return on_meta(job.factory)
     torch.manual_seed(job.seed)
     return job.factory()
 
@@ -129,18 +129,18 @@ def ours_ddp(job: Job) -> nn.Module:
 
 
 def wrap_fsdp1(job: Job) -> nn.Module:
-    model = _on_meta(job.factory)
+    model = on_meta(job.factory)
     return _wrap_fsdp1(model, job.device, param_init_fn(model, device=job.device, fill=False))
 
 
 def wrap_fsdp2(job: Job) -> nn.Module:
-    model = _wrap_fsdp2(_on_meta(job.factory), job.device)
+    model = _wrap_fsdp2(on_meta(job.factory), job.device)
     materialise_(model, job.device)
     return model
 
 
 def wrap_ddp(job: Job) -> nn.Module:
-    model = _on_meta(job.factory)
+    model = on_meta(job.factory)
     materialise_(model, job.device)
     return _wrap_ddp(model, job.device, broadcast=False)
 
@@ -170,7 +170,7 @@ def broadcast_fsdp2(job: Job) -> nn.Module:
     with job.timed("init"):
         whole = _rank_0_model(job)
         state = whole.state_dict() if dist.get_rank() == 0 else {}
-    model = _wrap_fsdp2(_on_meta(job.factory), job.device)
+    model = _wrap_fsdp2(on_meta(job.factory), job.device)
     materialise_(model, job.device)
     with job.timed("init"):
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -210,7 +210,7 @@ def checkpoint_fsdp2(job: Job) -> nn.Module:
                 dcp.save({**whole.state_dict(), **_unsaved(whole)}, checkpoint_id=job.folder, no_dist=True)
             del whole
         dist.barrier()
-    model = _wrap_fsdp2(_on_meta(job.factory), job.device)
+    model = _wrap_fsdp2(on_meta(job.factory), job.device)
     materialise_(model, job.device)
     with job.timed("init"):
         dcp.load({**model.state_dict(), **_unsaved(model)}, checkpoint_id=job.folder)

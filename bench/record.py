@@ -43,7 +43,9 @@ def measure(shape: str, layout: str, world: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="8b,70b,405b", help=f"of {', '.join(llama.SHAPES)} (default: %(default)s)")
-    parser.add_argument("--world", type=int, default=1024, help="ranks; the middle one is located (default: %(default)s)")
+    parser.add_argument(
+        "--world", type=int, default=1024, help="ranks; the middle one is located (default: %(default)s)"
+    )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--check", action="store_true", help="exit 1 unless the targets of the 70B shape are met")
     options = parser.parse_args()
