@@ -1,16 +1,17 @@
-"""From nothing to an initialised, sharded, trainable model: ours beside what people do today, on gloo processes of this
-machine, or by NCCL where it has GPUs.
+"""From nothing to an initialised, sharded, trainable model: ours beside what people do today, on gloo processes of
+this machine, or by NCCL where it has GPUs.
 
     python bench/broadcast.py [--models 20m,200m] [--worlds 1,2,4] [--quick] [--json FILE]
 
-seconds: building, wrapping and initialising, between two barriers, the least of four runs; where a run takes longer than
-2 s there is one only. init: of these, what gives the values (ours: init_model_; others: torch's init, and the broadcast,
-or saving and loading). Wrapping alone, with memory and without values, is a row of its own. sent: the bytes of the tensors
-of all collectives, as the ranks that receive them see them: broadcasts on every rank but the source, other collectives on
-every rank. disk: the checkpoint, written once and read once by all ranks together. peak: resident memory at its highest, beyond what was there before, the shard included; on GPUs that of the
-device's allocator follows. equal: fingerprints agree with those of the unsharded model that one process makes (ours by
-init_model_, the others by torch with rank 0's seed). trains: a forward, backward and step of the result gives a finite
-loss; of models up to 50 M parameters.
+seconds: building, wrapping and initialising, between two barriers, the least of four runs; where a run takes longer
+than 2 s there is one only. init: of these, what gives the values (ours: init_model_; others: torch's init, and the
+broadcast, or saving and loading). Wrapping alone, with memory and without values, is a row of its own. sent: the
+bytes of the tensors of all collectives, as the ranks that receive them see them: broadcasts on every rank but the
+source, other collectives on every rank. disk: the checkpoint, written once and read once by all ranks together. peak:
+resident memory at its highest, beyond what was there before, the shard included; on GPUs that of the device's
+allocator follows. equal: fingerprints agree with those of the unsharded model that one process makes (ours by
+init_model_, the others by torch with rank 0's seed). trains: a forward, backward and step of the result gives a
+finite loss; of models up to 50 M parameters.
 """
 
 from __future__ import annotations
@@ -128,10 +129,10 @@ def measure(
         result["differing_tensors"] = sum(tensors.get(name) != of for name, of in truth[method.truth].items())
         if num_parameters < MAX_TRAINED:
             result["trains"] = _trains(model, job.device)
+    del model
     for _ in range(0 if _agreed(seconds) > LONG_SECONDS else repeats):
-        del model
         gc.collect()
-        seconds, model = _timed(method, job)
+        seconds = _timed(method, job)[0]
         result["timed_runs"] += 1
         if seconds < result["seconds"]:
             result |= {"seconds": seconds, "init_seconds": job.seconds.get("init", 0.0)}
@@ -196,7 +197,10 @@ def _row(result: dict[str, Any]) -> list[str]:
     numbers.append(f"{result['disk_bytes'] / 1e6:,.1f}" if result["disk_bytes"] else "")
     peaks = [mebibytes(result[key]) for key in ("peak_bytes", "others_peak_bytes")]
     if result["gpu_peak_bytes"] is not None:
-        peaks = [f"{host} / {mebibytes(result[f'{who}gpu_peak_bytes'])}" for host, who in zip(peaks, ("", "others_"))]
+        peaks = [
+            f"{host} / {mebibytes(result[f'{who}gpu_peak_bytes'])}"
+            for host, who in zip(peaks, ("", "others_"), strict=True)
+        ]
     where = [result["model"], str(result["world"]), result["layout"], result["method"]]
     return [*where, *numbers, *peaks, _yes(result["equal"]), _yes(result["trains"])]
 

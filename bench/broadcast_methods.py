@@ -1,5 +1,5 @@
-"""Ways from nothing to a sharded, initialised model: ours, and what people do today. Each gives the wrapped model on this
-rank; `init` takes the time of what gives the values. On GPUs (NCCL) and on the CPU (gloo).
+"""Ways from nothing to a sharded, initialised model: ours, and what people do today. Each gives the wrapped model on
+this rank; `init` takes the time of what gives the values. On GPUs (NCCL) and on the CPU (gloo).
 """
 
 from __future__ import annotations

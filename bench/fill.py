@@ -1,11 +1,11 @@
-"""The raw fills beside torch's, NumPy's Philox, JAX's threefry, and fill_, the bound that memory sets: elements a second, in
-one run.
+"""The raw fills beside torch's, NumPy's Philox, JAX's threefry, and fill_, the bound that memory sets: elements a
+second, in one run.
 
     python bench/fill.py [--log2n 10,...,27] [--quick] [--isa NAME] [--jax-python PYTHON] [--json FILE] [--check]
 
-Peers are timed on at most 2^24 elements (torch's trunc_normal_ and NumPy 2^22), where their rates are flat, or favoured by
-a cache. NumPy has one thread. JAX (jit, CPU, partitionable threefry) runs in a process that has as many cores as the row
-has threads, and allocates its result, as it does for its users.
+Peers are timed on at most 2^24 elements (torch's trunc_normal_ and NumPy 2^22), where their rates are flat, or
+favoured by a cache. NumPy has one thread. JAX (jit, CPU, partitionable threefry) runs in a process that has as many
+cores as the row has threads, and allocates its result, as it does for its users.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""JAX's random fills, for bench/fill.py: partitionable threefry, jit, on the CPU. A process of its own, so that the number
-of cores that XLA finds is the number asked for, and so that nothing else needs JAX.
+"""JAX's random fills, for bench/fill.py: partitionable threefry, jit, on the CPU. A process of its own, so that the
+number of cores that XLA finds is the number asked for, and so that nothing else needs JAX.
 
     python bench/fill_jax.py THREADS DISTRIBUTION:DTYPE:LOG2N ...      prints a line of JSON a case: elements a second
 """

@@ -1,10 +1,10 @@
-"""Recording a large model: a Llama 3 shape built and initialised inside recording(), made a Plan, and located for one rank
-of a large world.
+"""Recording a large model: a Llama 3 shape built and initialised inside recording(), made a Plan, and located for one
+rank of a large world.
 
     python bench/record.py [--shapes 8b,70b,405b] [--world 1024] [--json FILE] [--check]
 
-All times are the least of three in one process; the first recording of a process also pays for imports, about a second
-of torch's own. meta: the same construction and init code on torch's meta device, without this library.
+All times are the least of three in one process; the first recording of a process also pays for imports, about a
+second of torch's own. meta: the same construction and init code on torch's meta device, without this library.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What one rank of a large world pays: its real shard of a Llama 3 shape, recorded, located and filled, on torch's fake
-process group.
+"""What one rank of a large world pays: its real shard of a Llama 3 shape, recorded, located and filled, on torch's
+fake process group.
 
     python bench/scale.py [--worlds 8,16,...,4096] [--layouts fsdp2,fsdp1] [--quick] [--json FILE] [--check]
 
-Each case is the middle rank in a process of its own. added: what recording() and record() add to building the model on
-meta, the least of three. locate: locate() alone. first: locate and fill, in memory that was never touched, as after
-to_empty; again: the same once more, the least of three, when its pages are there. extra: the peak of resident memory
-beyond what was resident before the first fill and beyond the shard itself. Where a shard would not fit into --max-gib the
-model has fewer layers, and the table says so.
+Each case is the middle rank in a process of its own. added: what recording() and record() add to building the model
+on meta, the least of three. locate: locate() alone. first: locate and fill, in memory that was never touched, as
+after to_empty; again: the same once more, the least of three, when its pages are there. extra: the peak of resident
+memory beyond what was resident before the first fill and beyond the shard itself. Where a shard would not fit into
+--max-gib the model has fewer layers, and the table says so.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python bench/small.py [--tensors 2000] [--elements 64] [--json FILE] [--check]
 
-Microseconds a tensor, the least of several loops, on one model of that many tensors of normal numbers, fp32. native: the
-C++ call alone on pieces that are ready. pieces: the same, with the tuples for it made in Python. Plan.apply_ and
+Microseconds a tensor, the least of several loops, on one model of that many tensors of normal numbers, fp32. native:
+the C++ call alone on pieces that are ready. pieces: the same, with the tuples for it made in Python. Plan.apply_ and
 init_model_ are what users call: they find and check each tensor, too.
 """
 

@@ -52,8 +52,8 @@ _OPERATOR = torch.ops.torch_shardinit.fill_.default
 
 
 def _is_watched() -> bool:
-    """Whether something of torch may want to see the operator: a mode, torch.func, a trace, torch.compile, the profiler.
-    Calling it costs several times what a small fill does."""
+    """Whether something of torch may want to see the operator: a mode, torch.func, a trace, torch.compile, the
+    profiler. Calling it costs several times what a small fill does."""
     return bool(
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
@@ -150,8 +150,9 @@ def _raw_fill(
         storage = address
     else:
         if type(local) in PLAIN_CLASSES and not _is_watched():
-            where = {"seed": key, "tensor_id": identity, "start": place.start, "steps": place.steps}
-            fill([piece(local, distribution, values, **where)], local.device)
+            start, steps = place
+            one = piece(local, distribution, values, seed=key, tensor_id=identity, start=start, steps=steps)
+            fill([one], local.device)
         else:
             with torch.no_grad():
                 _OPERATOR(local, distribution, values, _signed(key), _signed(identity), place.start, place.steps)

@@ -38,8 +38,8 @@ _MODULE_WRAPPERS = frozenset(
 )
 
 
-# Asked several times of every module and tensor of a model, which have few classes. Not functools.lru_cache: torch.compile
-# warns of it.
+# Asked several times of every module and tensor of a model, which have few classes. Not functools.lru_cache, of which
+# torch.compile warns.
 _is_subclass: dict[tuple[type, str, str], bool] = {}
 _MAX_KNOWN = 4096
 
