@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 # By name: the options of a --quick run.
 BENCHMARKS: dict[str, list[str]] = {
     "fill": ["--quick"],
-    "boxes": ["--log2n", "16"],
+    "boxes": ["--log2n", "16", "--seconds", "0.02"],
     "digest": ["--log2n", "20", "--seconds", "0.1"],
     "small": ["--tensors", "200", "--repeats", "2"],
     "record": ["--shapes", "8b"],

@@ -1,7 +1,7 @@
 """Shards that are no run of their tensor: boxes with inner rows of different length, and transposed memory, beside a
 contiguous fill of as many elements in the same run.
 
-    python bench/boxes.py [--log2n 21] [--json FILE] [--check]
+    python bench/boxes.py [--log2n 21] [--seconds 0.2] [--json FILE] [--check]
 
 of contiguous: the speed as a share of the contiguous fill's. fp32 and bf16, one thread.
 """
@@ -39,14 +39,14 @@ def boxes(num_elements: int) -> list[Box]:
     return found
 
 
-def measure(dtype: str, box: Box) -> dict[str, Any]:
+def measure(dtype: str, box: Box, budget: float) -> dict[str, Any]:
     name, shape, global_shape, corner, transposed = box
     tensor = torch.zeros(shape[::-1] if transposed else shape, dtype=DTYPES[dtype])
     view = tensor.t() if transposed else tensor
     flat = tensor.view(-1)
     where: dict[str, Any] = {"offset": corner, "global_shape": global_shape, "seed": 1, "tensor_id": 1}
-    seconds = best_seconds_each(lambda: shardinit.normal_(view, **where))
-    contiguous = best_seconds_each(lambda: shardinit.normal_(flat, seed=1, tensor_id=1))
+    seconds = best_seconds_each(lambda: shardinit.normal_(view, **where), budget=budget)
+    contiguous = best_seconds_each(lambda: shardinit.normal_(flat, seed=1, tensor_id=1), budget=budget)
     rate = tensor.numel() / seconds
     return {"dtype": dtype, "box": name, "shape": shape, "rate": rate, "of_contiguous": contiguous / seconds}
 
@@ -60,6 +60,7 @@ def _goal(result: dict[str, Any]) -> float | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--log2n", type=int, default=21, help="elements of the boxes of rows (default: 21)")
+    parser.add_argument("--seconds", type=float, default=0.2, help="for each figure (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--check", action="store_true", help="exit 1 unless the goals are met")
     options = parser.parse_args()
@@ -67,7 +68,7 @@ def main() -> int:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     cases = [(dtype, box) for dtype in DTYPES for box in boxes(2**options.log2n)]
-    results = [measure(dtype, box) for dtype, box in progress(cases, "boxes")]
+    results = [measure(dtype, box, options.seconds) for dtype, box in progress(cases, "boxes")]
     torch.set_num_threads(threads)
     rows, failed = [], False
     for one in results:

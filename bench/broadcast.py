@@ -58,7 +58,8 @@ def truths(rank: int, world: int, model: str, seed: int) -> dict[str, dict[str, 
 
 
 def _received(counter: CollectiveCounter) -> int:
-    return sum(size for name, size in counter.calls if dist.get_rank() != 0 or not name.startswith("broadcast"))
+    not_received = ("barrier",) if dist.get_rank() else ("barrier", "broadcast")
+    return sum(size for name, size in counter.calls if not name.startswith(not_received))
 
 
 def _size(folder: str) -> int:

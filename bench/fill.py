@@ -234,6 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--log2n", metavar="N,...", help="only these sizes, as powers of 2, for every dtype")
     parser.add_argument("--quick", action="store_true", help="few and small sizes, short timings")
+    parser.add_argument("--seconds", type=float, default=0.1, help="for each figure (default: %(default)s)")
     parser.add_argument("--isa", default="", help=f"one of {', '.join(_native.available_isas())}; the best by default")
     parser.add_argument("--jax-python", default=sys.executable, help="an interpreter that has JAX (default: this one)")
     parser.add_argument("--json", metavar="FILE")
@@ -242,7 +243,7 @@ def main() -> int:
     _native.force_isa(options.isa)
     sizes = [int(size) for size in options.log2n.split(",")] if options.log2n else None
     print_machine("elements a second of raw fills")
-    results = measure(cases(sizes, options.quick), budget=0.03 if options.quick else 0.1)
+    results = measure(cases(sizes, options.quick), budget=0.03 if options.quick else options.seconds)
     jax = has_jax(options.jax_python)
     few = sizes or (QUICK_SIZES if options.quick else FEW_SIZES)
     version = add_jax(results, options.jax_python, few) if jax else None

@@ -1,5 +1,5 @@
 """What recording, locating, applying and a raw fill cost, counted and not timed: lines of our Python that run, and
-calls of the native module. Limits are generous, but a loop over all tensors in a loop over all tensors is beyond them."""
+calls of the native module. Limits are generous, but a loop over all tensors in another one is beyond them."""
 
 from __future__ import annotations
 
