@@ -122,7 +122,7 @@ def ours_ddp(job: Job) -> nn.Module:
     model = build(job.factory)
     with job.timed("init"):
         shardinit.init_model_(model, job.seed, device=job.device)
-    return _wrap_ddp(model, job.device, broadcast=True)
+    return _wrap_ddp(model, job.device, broadcast=False)
 
 
 # ---- wrapping alone: the same without values ------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def wrap_fsdp2(job: Job) -> nn.Module:
 def wrap_ddp(job: Job) -> nn.Module:
     model = on_meta(job.factory)
     materialise_(model, job.device)
-    return _wrap_ddp(model, job.device, broadcast=True)
+    return _wrap_ddp(model, job.device, broadcast=False)
 
 
 # ---- what people do today -------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def _flatten_without_copying(
 ) -> torch.Tensor:
     """What FSDP1 flattens holds no values yet: memory of that size will do, and its pages are never touched."""
     kinds = [torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad) for tensor in tensors]
-    flat = flatten(handle, kinds, 0)
+    flat = flatten(handle, kinds, aligned_numel)
     return torch.empty(flat.shape, dtype=flat.dtype)
 
 
