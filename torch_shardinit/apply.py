@@ -98,7 +98,7 @@ class _Filler:
             params = _draw_of(first.op, first.args, first.bits, working)
         except ValueError as error:
             raise ValueError(f"{entry.name}: {error}") from None
-        unary = unary_codes([(step.op, step.args) for step in rest])
+        unary = unary_codes([(step.op, step.args) for step in rest]) if rest else ()
         assert isinstance(entry.program, Exact)
         pieces.setdefault(view.device, []).append(
             piece(
@@ -177,9 +177,10 @@ def _entries_of(
     used: set[str] = set()
     for one in pieces:
         names = [rename(alias) if rename else alias for alias in one.aliases]
-        used.update(pattern for pattern in keep if matches([*one.aliases, *names], [pattern]))
-        if matches([*one.aliases, *names], keep):
-            continue
+        if keep:
+            used.update(pattern for pattern in keep if matches([*one.aliases, *names], [pattern]))
+            if matches([*one.aliases, *names], keep):
+                continue
         for name in names:
             if local_name.setdefault(name, one.name) != one.name:
                 raise ValueError(

@@ -78,9 +78,12 @@ def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             return
         seen.add((name, id(module)))
         yield name, module
+        if not module._modules:
+            return
+        path = path | {id(module)}
         for child_name, child in module._modules.items():
             if child is not None:
                 child_full_name = name if is_wrapper_child(module, child_name) else join(name, child_name)
-                yield from visit(child_full_name, child, path | {id(module)})
+                yield from visit(child_full_name, child, path)
 
     yield from visit("", model, frozenset())
