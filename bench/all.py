@@ -69,14 +69,14 @@ def main() -> int:
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    failed = [name for name in names if not run(name, folder, options.quick)]
+    done = [name for name in names if run(name, folder, options.quick)]
+    failed = [name for name in names if name not in done]
     if importlib.util.find_spec("matplotlib") is None:
         print("no pictures: pip install torch_shardinit[plot] for matplotlib")
-    else:
-        command = [sys.executable, str(HERE / "plots.py"), str(folder)]
-        failed += (
-            ["plots"] if subprocess.run(command, env={**os.environ, "PYTHONPATH": str(HERE.parent)}).returncode else []
-        )
+    elif done:
+        command = [sys.executable, str(HERE / "plots.py"), str(folder), *done]
+        if subprocess.run(command, env={**os.environ, "PYTHONPATH": str(HERE.parent)}).returncode:
+            failed.append("the pictures")
     print(f"all: {time.monotonic() - started:.0f} s{', failed: ' + ', '.join(failed) if failed else ''}")
     return 1 if failed else 0
 

@@ -1,8 +1,9 @@
 """The pictures of the measurements: DIR/*.json, which the benchmarks wrote, to DIR/*.png.
 
-    python bench/plots.py DIR
+    python bench/plots.py DIR [BENCHMARK ...]
 
-A benchmark whose JSON is missing has no picture. Needs matplotlib (pip install torch_shardinit[plot]).
+Without names: of all benchmarks. One whose JSON is missing has no picture. Needs matplotlib
+(pip install torch_shardinit[plot]).
 """
 
 from __future__ import annotations
@@ -240,12 +241,12 @@ PICTURES: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
 }
 
 
-def draw_all(folder: Path) -> list[Path]:
-    """Every picture whose JSON is there; the files written."""
+def draw_all(folder: Path, sources: list[str]) -> list[Path]:
+    """Every picture of these benchmarks whose JSON is there; the files written."""
     written = []
     for name, (source, draw) in PICTURES.items():
         path = folder / f"{source}.json"
-        if not path.exists():
+        if (sources and source not in sources) or not path.exists():
             continue
         figure = draw(json.loads(path.read_text()))
         if not figure.legends:
@@ -256,10 +257,10 @@ def draw_all(folder: Path) -> list[Path]:
 
 
 def main() -> int:
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_dir():
         print(__doc__, file=sys.stderr)
         return 2
-    for path in draw_all(Path(sys.argv[1])):
+    for path in draw_all(Path(sys.argv[1]), sys.argv[2:]):
         print(path)
     return 0
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 import time
 from typing import Any
@@ -102,6 +103,11 @@ def measure(config: llama.LlamaConfig, layout: str, world: int) -> dict[str, Any
     }
 
 
+def _default_gib() -> float:
+    """A fifth of the machine's memory, 4.5 at most."""
+    return min(4.5, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30 / 5)
+
+
 def _cases(options: argparse.Namespace) -> list[tuple[str, str, int]]:
     layouts = options.layouts.split(",")
     shape, *others = options.shapes.split(",")
@@ -153,7 +159,12 @@ def main() -> int:
         help=f"the curve's, then those that are measured at their one world; of {', '.join(llama.SHAPES)} "
         "(default: %(default)s)",
     )
-    parser.add_argument("--max-gib", type=float, default=4.5, help="of one shard (default: %(default)s)")
+    parser.add_argument(
+        "--max-gib",
+        type=float,
+        default=_default_gib(),
+        help="of one shard (default: %(default).1f, by the memory here)",
+    )
     parser.add_argument("--quick", action="store_true", help="two worlds only")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--check", action="store_true", help="exit 1 unless the targets are met")
