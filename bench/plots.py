@@ -114,14 +114,17 @@ def draw_broadcast(data: dict[str, Any]) -> Any:
     places = range(len(ones), 0, -1)
     seconds, memory = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
     seconds.barh(places, [one["seconds"] for one in ones], color=colors)
+    for label, color in (("torch_shardinit", OURS), ("torch", PEER)):
+        seconds.barh([0], [0], color=color, label=label)
     wrap = [min(wrapping[one["layout"]]["seconds"], one["seconds"]) for one in ones]
-    seconds.barh(places, wrap, 0.35, color="#bbbbbb", label="of these, wrapping alone takes")
+    seconds.barh(places, wrap, 0.35, color="#bbbbbb", label="wrapping alone")
     for place, one in zip(places, ones, strict=True):
         sent = f"{one['sent_bytes'] / 1e6:,.0f} MB sent" + (
             f", {one['disk_bytes'] / 1e6:,.0f} MB saved" if one["disk_bytes"] else ""
         )
         seconds.text(one["seconds"], place, f" {one['seconds']:.2f} s, {sent}", va="center", fontsize=7)
     seconds.set_yticks(places, names, fontsize=8)
+    seconds.set_ylim(0.4, len(ones) + 0.6)
     seconds.set_xlim(0, 1.75 * max(one["seconds"] for one in ones))
     parameters = max(one["num_parameters"] for one in chosen) / 1e6
     title = f"{parameters:,.0f} M parameters, {world} {chosen[0]['backend']} ranks"
@@ -131,6 +134,7 @@ def draw_broadcast(data: dict[str, Any]) -> Any:
     for place, peak in zip(places, peaks, strict=True):
         memory.text(peak, place, f" {peak:,.0f}", va="center", fontsize=7)
     memory.set_yticks(places, [""] * len(ones))
+    memory.set_ylim(0.4, len(ones) + 0.6)
     memory.set_xlim(0, 1.2 * max(peaks))
     _finish(memory, "peak memory of rank 0, its shard included", "MiB", "", legend=False)
     for axes in (seconds, memory):
