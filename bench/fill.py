@@ -51,7 +51,7 @@ SIZES = [10, 12, 14, 16, 18, 20, 22, 24, 26, 27]
 # fp32 and bf16 are measured at every size, JAX and the other dtypes at these. 2^27 of fp64 is a GiB.
 FEW_SIZES, QUICK_SIZES = [10, 16, 22, 26], [10, 16, 20]
 
-# What --check holds ours to at the largest size: (distribution, dtype, threads) -> times torch's, by instruction set.
+# What --check holds ours to: (distribution, dtype, threads) -> times torch's, by instruction set.
 GOALS: dict[str, dict[tuple[str, str, int], float]] = {
     "avx512": {
         ("normal", "fp32", 1): 5.5,
@@ -215,9 +215,9 @@ def _by_size(results: list[dict[str, Any]]) -> None:
 
 
 def _failures(results: list[dict[str, Any]], isa: str) -> list[str]:
-    """What misses its goal at the largest size."""
+    """What misses its goal, at 2^26 elements or the largest size below."""
     failures = []
-    largest = max(one["log2n"] for one in results)
+    largest = max((one["log2n"] for one in results if one["log2n"] <= 26), default=0)
     for one in results:
         case = one["distribution"], one["dtype"], one["threads"]
         if one["log2n"] != largest:
@@ -238,7 +238,7 @@ def main() -> int:
     parser.add_argument("--isa", default="", help=f"one of {', '.join(_native.available_isas())}; the best by default")
     parser.add_argument("--jax-python", default=sys.executable, help="an interpreter that has JAX (default: this one)")
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--check", action="store_true", help="exit 1 unless the goals at the largest size are met")
+    parser.add_argument("--check", action="store_true", help="exit 1 unless the goals (at 2^26 elements) are met")
     options = parser.parse_args()
     _native.force_isa(options.isa)
     sizes = [int(size) for size in options.log2n.split(",")] if options.log2n else None

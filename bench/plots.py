@@ -136,7 +136,7 @@ def draw_broadcast(data: dict[str, Any]) -> Any:
     memory.set_yticks(places, [""] * len(ones))
     memory.set_ylim(0.4, len(ones) + 0.6)
     memory.set_xlim(0, 1.2 * max(peaks))
-    _finish(memory, "peak memory of rank 0, its shard included", "MiB", "", legend=False)
+    _finish(memory, "memory of rank 0, its shard included", "peak resident memory, MiB", "", legend=False)
     for axes in (seconds, memory):
         axes.grid(False, axis="y")
     _machine(figure, data)
@@ -191,7 +191,7 @@ def draw_small(data: dict[str, Any]) -> Any:
         axes.set_xlim(0, 1.15 * max(one["microseconds"] for one in ones))
         what = f"{data['tensors']:,} tensors in a batch" if kind == "batch" else "one tensor, one call"
         title = f"{what}; {data['elements']} elements, fp32"
-        _finish(axes, title, "microseconds a tensor", "", legend=False)
+        _finish(axes, title, "microseconds a tensor", "how it is filled" if number == 0 else "call", legend=False)
         axes.grid(False, axis="y")
     _machine(figure, data)
     return figure
