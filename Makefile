@@ -27,10 +27,9 @@ format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp csrc/*.cu csrc/*.cuh bench/*.cu tests/ptx/*.h
 
-bench: $(STAMP)
-	$(BIN)/python bench/fill.py
-	$(BIN)/python bench/digest.py
-	$(BIN)/python bench/broadcast.py
+# All tables, JSON and pictures under docs/measurements; BENCH passes options on: make bench BENCH="--only fill,small".
+bench: $(VENV)/.bench
+	$(BIN)/python bench/all.py $(BENCH)
 
 # Those of the documentation.
 pictures: $(STAMP)
@@ -61,6 +60,12 @@ $(VENV)/.recsys: tests/frameworks.txt | $(VENV)/.torch $(STAMP)
 # Editable, so that tests run on these files; the extension is built again when a source of it changes.
 $(STAMP): $(VENV)/.torch $(SOURCES)
 	$(BIN)/pip install -q -e ".[test]"
+	touch $@
+
+# For `make bench`: pictures, progress, and JAX as a peer, where there is one for this Python.
+$(VENV)/.bench: $(STAMP)
+	$(BIN)/pip install -q matplotlib tqdm
+	$(BIN)/pip install -q jax || echo "JAX cannot be installed here: its column will say so"
 	touch $@
 
 $(VENV)/.lint: $(STAMP)

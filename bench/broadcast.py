@@ -1,217 +1,238 @@
-"""Ours beside an init on rank 0 and a broadcast: from nothing to a sharded model, on gloo processes of this machine.
+"""From nothing to an initialised, sharded, trainable model: ours beside what people do today, on gloo processes of
+this machine, or by NCCL where it has GPUs.
 
-    python bench/broadcast.py [--model torch_shardinit.demo_model:decoder] [--worlds 2,4] [--json FILE]
+    python bench/broadcast.py [--models 20m,200m] [--worlds 1,2,4] [--quick] [--json FILE]
 
-seconds: building, wrapping and initialising, between two barriers, the least of three runs. init: of these, the time
-of what gives the values (ours: init_model_; broadcast: rank 0's init and the broadcast). sent: the bytes of the tensors
-of all collectives from nothing to the model, as the ranks that receive them see them: broadcasts on every rank but the
-source, other collectives on every rank. differ: elements, all ranks together, that are not those of the same method in
-one process (ours: the unsharded model; broadcast: rank 0's model).
+seconds: building, wrapping and initialising, between two barriers, the least of four runs; where a run takes longer
+than 2 s there is one only. init: of these, what gives the values (ours: init_model_; others: torch's init, and the
+broadcast, or saving and loading). Wrapping alone, with memory and without values, is a row of its own. sent: the
+bytes of the tensors of all collectives, as the ranks that receive them see them: broadcasts on every rank but the
+source, other collectives on every rank. disk: the checkpoint, written once and read once by all ranks together. peak:
+resident memory at its highest, beyond what was there before, the shard included; on GPUs that of the device's
+allocator follows. equal: fingerprints agree with those of the unsharded model that one process makes (ours by
+init_model_, the others by torch with rank 0's seed). trains: a forward, backward and step of the result gives a
+finite loss; of models up to 50 M parameters.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import os
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from common import machine, print_table, write_json
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.fsdp import ShardingStrategy
-from torch.distributed.utils import _sync_params_and_buffers
-from torch.nn.parallel import DistributedDataParallel
+from broadcast_methods import METHODS, Job, Method, on_meta
+from common import mebibytes, print_machine, print_table, progress, write_json
 
 import torch_shardinit as shardinit
-from torch_shardinit.model import materialise_, param_init_fn
-from torch_shardinit.verify import Row, Truth, _compare, _truth_of, factory_of
-from torch_shardinit.verify_layouts import Factory, build, init_unsharded, wrap_ddp, wrap_fsdp1, wrap_fsdp2
-from torch_shardinit.verify_meter import CollectiveCounter, InitMeter
+from torch_shardinit.demo_model import Decoder, DecoderConfig, decoder, tiny
+from torch_shardinit.verify_layouts import Factory, init_unsharded
+from torch_shardinit.verify_meter import CollectiveCounter, InitMeter, _reset_peak, _status
 from torch_shardinit.verify_processes import run_gloo
 
-CPU = torch.device("cpu")
-BUCKET_BYTES = 250 * 2**20  # what torch's own FSDP and DDP use
+LONG_SECONDS = 2.0
+MAX_TRAINED = 50e6
 
 
-class Stopwatch:
-    """Seconds of the part that gives the values."""
-
-    seconds = 0.0
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds = time.perf_counter() - self._started
+def decoder_200m() -> Decoder:
+    """199.6 million parameters."""
+    return Decoder(DecoderConfig(vocab_size=32_001, dim=1024, num_layers=13, num_heads=16, hidden_dim=2816))
 
 
-def rank_0_model(factory: Factory, seed: int) -> nn.Module:
-    """Initialised by torch on rank 0, without memory elsewhere."""
-    if dist.get_rank() == 0:
-        torch.manual_seed(seed)
-        return factory()
-    with torch.device("meta"):
-        return factory()
+MODELS: dict[str, Factory] = {"tiny": tiny, "20m": decoder, "200m": decoder_200m}
 
 
-def ours_fsdp1(factory: Factory, seed: int, init: Stopwatch) -> nn.Module:
-    model = build(factory)
-    model = wrap_fsdp1(model, ShardingStrategy.FULL_SHARD, True, param_init_fn(model, device=CPU, fill=False))
-    with init:
-        shardinit.init_model_(model, seed)
-    return model
-
-
-def ours_fsdp2(factory: Factory, seed: int, init: Stopwatch) -> nn.Module:
-    model = wrap_fsdp2(build(factory))
-    with init:
-        shardinit.init_model_(model, seed, device=CPU)
-    return model
-
-
-def ours_ddp(factory: Factory, seed: int, init: Stopwatch) -> nn.Module:
-    model = build(factory)
-    with init:
-        shardinit.init_model_(model, seed, device=CPU)
-    return wrap_ddp(model)
-
-
-def broadcast_fsdp1(factory: Factory, seed: int, init: Stopwatch) -> nn.Module:
-    """What sync_module_states=True does; FSDP1 refuses that on the CPU."""
-    with init:
-        model = rank_0_model(factory, seed)
-        materialise_(model, CPU)
-        states = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
-        _sync_params_and_buffers(dist.group.WORLD, states, BUCKET_BYTES, 0)
-    return wrap_fsdp1(model, ShardingStrategy.FULL_SHARD, True, None)
-
-
-def broadcast_fsdp2(factory: Factory, seed: int, init: Stopwatch) -> nn.Module:
-    with init:
-        whole = rank_0_model(factory, seed)
-        state = whole.state_dict() if dist.get_rank() == 0 else {}
-    with torch.device("meta"):
-        model = factory()
-    model = wrap_fsdp2(model)
-    materialise_(model, CPU)
-    initialising = init.seconds
-    with init:
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(model, state, options=options)
-        # A state_dict leaves buffers out that are not persistent; most users would notice.
-        persistent = model.state_dict().keys()
-        source = dict(whole.named_buffers())
-        for name, buffer in model.named_buffers():
-            if name not in persistent:
-                if dist.get_rank() == 0:
-                    buffer.copy_(source[name])
-                dist.broadcast(buffer, src=0)
-    init.seconds += initialising
-    return model
-
-
-def broadcast_ddp(factory: Factory, seed: int, init: Stopwatch) -> nn.Module:
-    """As everyone does it: each rank initialises, and the constructor replaces the values by rank 0's."""
-    with init:
-        torch.manual_seed(seed + dist.get_rank())
-        model = factory()
-        wrapped = DistributedDataParallel(model)
-    return wrapped
-
-
-Method = Callable[[Factory, int, Stopwatch], nn.Module]
-METHODS: dict[str, tuple[Method, Method]] = {
-    "fsdp1": (ours_fsdp1, broadcast_fsdp1),
-    "fsdp2": (ours_fsdp2, broadcast_fsdp2),
-    "ddp": (ours_ddp, broadcast_ddp),
-}
+def truths(rank: int, world: int, model: str, seed: int) -> dict[str, dict[str, str]]:
+    """The digests of the unsharded model's tensors: ours and torch's. In one process."""
+    factory = MODELS[model]
+    ours = dict(shardinit.fingerprint(init_unsharded(factory, seed, InitMeter())).tensors)
+    torch.manual_seed(seed)
+    return {"ours": ours, "torch": dict(shardinit.fingerprint(factory()).tensors)}
 
 
 def _received(counter: CollectiveCounter) -> int:
-    return sum(size for name, size in counter.calls if dist.get_rank() != 0 or not name.startswith("broadcast"))
+    not_received = ("barrier",) if dist.get_rank() else ("barrier", "broadcast")
+    return sum(size for name, size in counter.calls if not name.startswith(not_received))
 
 
-def _measure(method: Method, factory: Factory, seed: int, truth: Truth, repeats: int = 3) -> dict[str, Any]:
-    best: dict[str, Any] = {}
-    for repeat in range(repeats):
-        torch.manual_seed(1000 + dist.get_rank())
-        init = Stopwatch()
-        dist.barrier()
-        started = time.perf_counter()
-        model = method(factory, seed, init)
-        dist.barrier()
-        seconds = time.perf_counter() - started
-        if not best or seconds < best["seconds"]:
-            best.update(seconds=seconds, init_seconds=init.seconds)
-        if repeat == 0:
-            row = Row("", "")
-            _compare(model, truth, row)
-            best["num_differing"] = row.num_differing + len(row.problems) * (row.num_differing == 0)
-        del model
-    # Apart from the timing, since the counter costs time of its own.
+def _size(folder: str) -> int:
+    return sum(entry.stat().st_size for entry in os.scandir(folder))
+
+
+def _agreed(value: Any) -> Any:
+    """Rank 0's value, so that all ranks go the same way."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def _timed(method: Method, job: Job) -> tuple[float, nn.Module]:
+    torch.manual_seed(1000 + dist.get_rank())
+    job.seconds.clear()
+    dist.barrier()
+    started = time.perf_counter()
+    model = method.run(job)
+    dist.barrier()
+    return time.perf_counter() - started, model
+
+
+def _trains(model: nn.Module, device: torch.device) -> bool:
+    """Whether a step gives a finite loss."""
+    tokens = torch.arange(1, 9, device=device).view(1, -1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loss = model(tokens, tokens)
+    loss.backward()
+    optimizer.step()
+    return bool(torch.isfinite(loss))
+
+
+def measure(
+    method: Method, job: Job, truth: dict[str, dict[str, str]], num_parameters: int, repeats: int
+) -> dict[str, Any]:
+    on_gpu = job.device.type == "cuda"
     counter = CollectiveCounter()
+    gc.collect()
+    can_measure = _reset_peak()
+    resident = _status("VmRSS") or 0
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        allocated = torch.cuda.memory_allocated()
+    # Counted and timed: the counter costs microseconds an operator, which shows in short runs only.
     with counter.counting():
-        method(factory, seed, Stopwatch())
-    return {**best, "collectives": counter.count, "num_bytes": _received(counter)}
+        seconds, model = _timed(method, job)
+    peak = _status("VmHWM")
+    result: dict[str, Any] = {
+        "layout": method.layout,
+        "method": method.name,
+        "num_parameters": num_parameters,
+        "seconds": seconds,
+        "init_seconds": job.seconds.get("init", 0.0),
+        "collectives": counter.count - 2,  # the barriers
+        "sent_bytes": _received(counter),
+        "disk_bytes": _size(job.folder) if method.name == "seed checkpoint" else 0,
+        "peak_bytes": peak - resident if can_measure and peak is not None else None,
+        "gpu_peak_bytes": torch.cuda.max_memory_allocated() - allocated if on_gpu else None,
+        "equal": None,
+        "trains": None,
+        "timed_runs": 1,
+    }
+    if method.truth is not None:
+        tensors = shardinit.fingerprint(model).tensors
+        result["equal"] = dict(tensors) == truth[method.truth]
+        result["differing_tensors"] = sum(tensors.get(name) != of for name, of in truth[method.truth].items())
+        if num_parameters < MAX_TRAINED:
+            result["trains"] = _trains(model, job.device)
+    del model
+    for _ in range(0 if _agreed(seconds) > LONG_SECONDS else repeats):
+        gc.collect()
+        seconds = _timed(method, job)[0]
+        result["timed_runs"] += 1
+        if seconds < result["seconds"]:
+            result |= {"seconds": seconds, "init_seconds": job.seconds.get("init", 0.0)}
+    return result
 
 
-def worker(rank: int, world: int, model: str, seed: int) -> list[dict[str, Any]]:
-    factory = factory_of(model)
-    unsharded = init_unsharded(factory, seed, InitMeter())
-    ours = _truth_of(unsharded)
-    torch.manual_seed(seed)
-    torchs = _truth_of(factory())
-    results = []
-    for layout, (our_method, broadcast) in METHODS.items():
-        for name, method, truth in (("ours", our_method, ours), ("broadcast", broadcast, torchs)):
-            result = _measure(method, factory, seed, truth)
-            results.append({"world": world, "layout": layout, "method": name, **result})
-    return results
+def worker(
+    rank: int, world: int, model: str, seed: int, folder: str, repeats: int, truth: dict[str, dict[str, str]]
+) -> list[dict[str, Any]]:
+    cuda = dist.get_backend() == "nccl"
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    warm_up = Job(tiny, seed, device, os.path.join(folder, "warm-up"))
+    for method in METHODS:  # imports, first calls
+        method.run(warm_up)
+    job = Job(MODELS[model], seed, device, os.path.join(folder, "model"))
+    num_parameters = sum(parameter.numel() for parameter in on_meta(job.factory).parameters())
+    return [measure(method, job, truth, num_parameters, repeats) for method in METHODS]
 
 
 def _merged(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """One method's results of all ranks."""
     merged = dict(of_ranks[0])
     for key in ("seconds", "init_seconds", "collectives"):
         merged[key] = max(result[key] for result in of_ranks)
-    for key in ("num_differing", "num_bytes"):
-        merged[key] = sum(result[key] for result in of_ranks)
+    merged["sent_bytes"] = sum(result["sent_bytes"] for result in of_ranks)
+    for key in ("peak_bytes", "gpu_peak_bytes"):
+        own, *others = [result[key] for result in of_ranks]
+        merged[key] = own
+        merged[f"others_{key}"] = max(others) if others and None not in others else None
+    for key in ("equal", "trains"):
+        values = [result[key] for result in of_ranks]
+        merged[key] = None if None in values else all(values)
     return merged
+
+
+def run_case(model: str, world: int, options: argparse.Namespace, truth: dict[str, Any]) -> list[dict[str, Any]]:
+    folder = tempfile.mkdtemp(prefix="shardinit-bench-")
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    arguments = (model, options.seed, folder, options.repeats, truth)
+    try:
+        of_ranks = run_gloo(worker, world, *arguments, limit=options.limit, backend=backend)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    merged = [_merged(list(rows)) for rows in zip(*of_ranks, strict=True)]
+    return [{"model": model, "world": world, "backend": backend, **result} for result in merged]
+
+
+def default_worlds() -> list[int]:
+    """As many ranks as there are GPUs, or on a CPU cores; but 4 in any case there."""
+    if torch.cuda.is_available():
+        return [world for world in (1, 2, 4, 8) if world <= torch.cuda.device_count()]
+    return [1, 2, 4, 8] if (os.cpu_count() or 1) >= 8 else [1, 2, 4]
+
+
+def _yes(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "NO"
+
+
+def _row(result: dict[str, Any]) -> list[str]:
+    numbers = [f"{result['seconds']:.3f}", f"{result['init_seconds']:.3f}" if result["init_seconds"] else ""]
+    numbers += [f"{result['sent_bytes'] / 1e6:,.1f}", str(result["collectives"])]
+    numbers.append(f"{result['disk_bytes'] / 1e6:,.1f}" if result["disk_bytes"] else "")
+    peaks = [mebibytes(result[key]) for key in ("peak_bytes", "others_peak_bytes")]
+    if result["gpu_peak_bytes"] is not None:
+        peaks = [
+            f"{host} / {mebibytes(result[f'{who}gpu_peak_bytes'])}"
+            for host, who in zip(peaks, ("", "others_"), strict=True)
+        ]
+    where = [result["model"], str(result["world"]), result["layout"], result["method"]]
+    return [*where, *numbers, *peaks, _yes(result["equal"]), _yes(result["trains"])]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="torch_shardinit.demo_model:decoder", metavar="MODULE:FACTORY")
-    parser.add_argument("--worlds", default="2,4", help="numbers of processes (default: %(default)s)")
+    parser.add_argument("--models", default="20m,200m", help=f"of {', '.join(MODELS)} (default: %(default)s)")
+    parser.add_argument("--worlds", default=",".join(map(str, default_worlds())), help="(default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs beside the first (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="20 M parameters on 1 and 2 ranks")
+    parser.add_argument(
+        "--limit", type=float, default=300.0, help="seconds for a model on a world (default: %(default)g)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
+    if options.quick:
+        options.models, options.worlds, options.repeats = "20m", "1,2", 1
+    print_machine("from nothing to a sharded, initialised model")
     results = []
-    for world in map(int, options.worlds.split(",")):
-        of_ranks = run_gloo(worker, world, options.model, options.seed, limit=200)
-        results += [_merged(list(rows)) for rows in zip(*of_ranks, strict=True)]
-    info = machine()
-    print(f"{options.model}; {info['processor']}, {info['threads']} threads, torch {info['torch']}")
-    header = ["layout", "method", "ranks", "seconds", "init", "sent MB", "collectives", "differ"]
-    rows = [
-        [
-            result["layout"],
-            result["method"],
-            str(result["world"]),
-            f"{result['seconds']:.2f}",
-            f"{result['init_seconds']:.3f}",
-            f"{result['num_bytes'] / 1e6:,.1f}",
-            str(result["collectives"]),
-            f"{result['num_differing']:,}",
-        ]
-        for result in results
-    ]
-    print_table(header, rows, left=2)
+    cases = [(model, int(world)) for model in options.models.split(",") for world in options.worlds.split(",")]
+    known: dict[str, Any] = {}
+    for model, world in progress(cases, "broadcast"):
+        if model not in known:
+            (known[model],) = run_gloo(truths, 1, model, options.seed, limit=options.limit)
+        results += run_case(model, world, options, known[model])
+    header = ["model", "ranks", "layout", "method", "seconds", "init", "sent MB", "collectives", "disk MB"]
+    header += ["peak MiB, rank 0", "others", "equal", "trains"]
+    print_table(header, [_row(result) for result in results], left=4)
     write_json(options.json, results)
-    return 0
+    return 0 if all(result["equal"] is not False for result in results if result["method"] == "ours") else 1
 
 
 if __name__ == "__main__":

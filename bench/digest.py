@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 import torch
-from common import machine, print_table, write_json
+from common import machine, print_table, progress, write_json
 
 import torch_shardinit as shardinit
 from torch_shardinit import _native
@@ -27,7 +27,7 @@ GOALS = {"normal_": 1.0, "sum": 0.25}
 def measure(log2n: int, budget: float) -> list[dict[str, Any]]:
     results = []
     all_threads = torch.get_num_threads()
-    for name, dtype in DTYPES.items():
+    for name, dtype in progress(DTYPES.items(), f"digest, 2^{log2n}"):
         tensor = torch.randn(2**log2n).to(dtype)
         for isa in _native.available_isas():
             for threads in sorted({1, all_threads}):

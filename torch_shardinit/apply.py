@@ -98,7 +98,7 @@ class _Filler:
             params = _draw_of(first.op, first.args, first.bits, working)
         except ValueError as error:
             raise ValueError(f"{entry.name}: {error}") from None
-        unary = unary_codes([(step.op, step.args) for step in rest])
+        unary = unary_codes([(step.op, step.args) for step in rest]) if rest else ()
         assert isinstance(entry.program, Exact)
         pieces.setdefault(view.device, []).append(
             piece(
@@ -144,6 +144,8 @@ def _place_of(offset: int | tuple[int, ...], view: torch.Tensor, shape: tuple[in
     if isinstance(offset, int):
         return Place(offset, region.row_major_strides(view.shape))
     steps = region.row_major_strides(shape)
+    if not any(offset):
+        return Place(0, steps)
     return Place(sum(first * step for first, step in zip(offset, steps, strict=True)), steps)
 
 
@@ -175,9 +177,10 @@ def _entries_of(
     used: set[str] = set()
     for one in pieces:
         names = [rename(alias) if rename else alias for alias in one.aliases]
-        used.update(pattern for pattern in keep if matches([*one.aliases, *names], [pattern]))
-        if matches([*one.aliases, *names], keep):
-            continue
+        if keep:
+            used.update(pattern for pattern in keep if matches([*one.aliases, *names], [pattern]))
+            if matches([*one.aliases, *names], keep):
+                continue
         for name in names:
             if local_name.setdefault(name, one.name) != one.name:
                 raise ValueError(

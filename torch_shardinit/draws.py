@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -51,6 +52,8 @@ _MAX_SIGMA = 12.0
 
 def real_number(value: object, what: str) -> float:
     """``value`` as a float: Python and NumPy real numbers count, bools, strings and tensors do not."""
+    if type(value) is float:
+        return value
     refused = (bool, np.bool_, np.timedelta64)  # NumPy counts a duration among its integers
     if isinstance(value, refused) or not isinstance(value, (numbers.Real, np.integer, np.floating)):
         raise TypeError(f"{what} must be a real number, got {value!r} ({type(value).__name__})")
@@ -204,6 +207,11 @@ _CHECKS: dict[str, Callable[..., tuple[float, ...]]] = {
 }
 
 
+_DOUBLES = [struct.Struct(f"{count}d") for count in range(5)]
+_MAX_CHECKED = 4096
+_checked: dict[tuple[str, str, str, bytes], tuple[float, ...]] = {}
+
+
 def check_draw(distribution: str, params: tuple[object, ...], dtype: str, function: str) -> tuple[float, ...]:
     """The parameters of a fill, checked and rounded to the working precision of ``dtype``.
 
@@ -218,7 +226,18 @@ def check_draw(distribution: str, params: tuple[object, ...], dtype: str, functi
         TypeError, ValueError: a parameter is not what docs/stream.md asks for; the message says what must hold and
             what came.
     """
-    return _CHECKS[distribution](_Parameters(function, dtype), *params)
+    # Models and loops of raw fills use few distinct parameters. Keyed by their bits, which tell -0.0 from 0.0.
+    for value in params:
+        if type(value) is not float:
+            return _CHECKS[distribution](_Parameters(function, dtype), *params)
+    key = distribution, dtype, function, _DOUBLES[len(params)].pack(*params)
+    found = _checked.get(key)
+    if found is None:
+        found = _CHECKS[distribution](_Parameters(function, dtype), *params)
+        if len(_checked) >= _MAX_CHECKED:
+            _checked.clear()
+        _checked[key] = found
+    return found
 
 
 class Lowered(NamedTuple):
@@ -229,20 +248,23 @@ class Lowered(NamedTuple):
     unary: tuple[UnaryCode, ...] = ()
 
 
+def _lower_geometric(p: float) -> Lowered:
+    steps = (("div", _native.geometric_rate(p)), ("round_up", 0.0), ("clamp_min", 1.0))
+    return Lowered(DISTRIBUTION_CODES["exponential"], (), tuple((UNARY_CODES[op], number) for op, number in steps))
+
+
+_LOWER: dict[str, Callable[..., Lowered]] = {
+    "exponential": lambda lambd: Lowered(DISTRIBUTION_CODES["exponential"], (), ((UNARY_CODES["div"], lambd),)),
+    "log_normal": lambda mean, std: Lowered(DISTRIBUTION_CODES["normal"], (std, mean), ((UNARY_CODES["exp"], 0.0),)),
+    "cauchy": lambda median, sigma: Lowered(
+        DISTRIBUTION_CODES["cauchy"], (), ((UNARY_CODES["mul"], sigma), (UNARY_CODES["add"], median))
+    ),
+    "geometric": _lower_geometric,
+    "bernoulli": lambda p: Lowered(DISTRIBUTION_CODES["bernoulli"], (float(math.ceil(p * 2**32)),)),
+}
+
+
 def lower(distribution: str, params: tuple[float, ...]) -> Lowered:
     """A distribution whose params have passed check_draw, as the kernels have it (docs/stream.md, section 12)."""
-    if distribution == "exponential":
-        return Lowered(DISTRIBUTION_CODES["exponential"], (), ((UNARY_CODES["div"], params[0]),))
-    if distribution == "log_normal":
-        mean, std = params
-        return Lowered(DISTRIBUTION_CODES["normal"], (std, mean), ((UNARY_CODES["exp"], 0.0),))
-    if distribution == "cauchy":
-        median, sigma = params
-        return Lowered(DISTRIBUTION_CODES["cauchy"], (), ((UNARY_CODES["mul"], sigma), (UNARY_CODES["add"], median)))
-    if distribution == "geometric":
-        rate = _native.geometric_rate(params[0])
-        unary = ((UNARY_CODES["div"], rate), (UNARY_CODES["round_up"], 0.0), (UNARY_CODES["clamp_min"], 1.0))
-        return Lowered(DISTRIBUTION_CODES["exponential"], (), unary)
-    if distribution == "bernoulli":
-        return Lowered(DISTRIBUTION_CODES["bernoulli"], (float(math.ceil(params[0] * 2**32)),))
-    return Lowered(DISTRIBUTION_CODES[distribution], params)
+    make = _LOWER.get(distribution)
+    return Lowered(DISTRIBUTION_CODES[distribution], params) if make is None else make(*params)

@@ -60,10 +60,14 @@ def check_memory(what: str, tensor: torch.Tensor) -> None:
     Raises:
         ValueError: see above. FSDP frees a flat parameter's storage and keeps its shape, so this does happen.
     """
-    if tensor.numel() == 0:
+    numel = tensor.numel()
+    if numel == 0:
         return
     size = tensor.element_size()
-    last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.is_contiguous():
+        last = tensor.storage_offset() + numel - 1
+    else:
+        last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     held = tensor.untyped_storage().nbytes()
     if (last + 1) * size > held:
         raise ValueError(
@@ -102,9 +106,9 @@ def piece(
 ) -> NativePiece:
     """A piece whose element (k0, k1, ...) takes global index start + sum k_d * steps[d].
 
-    ``params`` have passed check_draw. ``seed`` and ``tensor_id`` are in [0, 2^64).
+    ``view`` has passed check_memory, or is a view of a tensor that has. ``params`` have passed check_draw. ``seed`` and
+    ``tensor_id`` are in [0, 2^64).
     """
-    check_memory("fill", view)
     draw = lower(distribution, params)
     return (
         view.data_ptr(),
@@ -128,7 +132,7 @@ def fill(pieces: list[NativePiece], device: torch.device = _CPU) -> None:
     Raises:
         RuntimeError: CUDA refuses; the message says what was launched where.
     """
-    if device.type == "cuda":
+    if device != _CPU and device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         with torch.cuda.device(index):
             _native.fill_cuda(pieces, index, torch.cuda.current_stream(index).cuda_stream)

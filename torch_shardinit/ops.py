@@ -13,10 +13,10 @@ import torch
 from . import _native
 from .draws import DTYPE_CODES, INTEGER_DTYPES, check_draw, lower
 from .locate.dtensor import is_dtensor, locate_dtensor
-from .native import fill, piece
+from .native import check_memory, fill, piece
 from .stream import as_int, resolve_seed
 from .stream import tensor_id as id_of_name
-from .targets import Place, check_array, check_tensor, is_flat_parameter, place_of
+from .targets import PLAIN_CLASSES, Place, check_array, check_tensor, is_flat_parameter, place_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -40,6 +40,7 @@ def _fill_native(
     self: torch.Tensor, distribution: str, params: list[float], seed: int, tensor_id: int, start: int, steps: list[int]
 ) -> None:
     key, identity = seed & _MASK64, tensor_id & _MASK64
+    check_memory("fill", self)
     pieces = [piece(self, distribution, tuple(params), seed=key, tensor_id=identity, start=start, steps=steps)]
     fill(pieces, self.device)
 
@@ -48,6 +49,19 @@ _LIBRARY.impl("fill_", _fill_native, "CPU")
 _LIBRARY.impl("fill_", _fill_native, "CUDA")
 torch.library.register_fake("torch_shardinit::fill_", lambda *args: None, lib=_LIBRARY)
 _OPERATOR = torch.ops.torch_shardinit.fill_.default
+
+
+def _is_watched() -> bool:
+    """Whether something of torch may want to see the operator: a mode, torch.func, a trace, torch.compile, the
+    profiler. Calling it costs several times what a small fill does."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch.compiler.is_compiling()
+        or torch.autograd._profiler_enabled()
+    )
 
 
 class _DefaultIdUses:
@@ -136,8 +150,13 @@ def raw_fill(
         _native.fill([grid + draws], torch.get_num_threads())
         storage = address
     else:
-        with torch.no_grad():
-            _OPERATOR(local, distribution, values, _signed(key), _signed(identity), place.start, place.steps)
+        if type(local) in PLAIN_CLASSES and not _is_watched():
+            start, steps = place
+            one = piece(local, distribution, values, seed=key, tensor_id=identity, start=start, steps=steps)
+            fill([one], local.device)
+        else:
+            with torch.no_grad():
+                _OPERATOR(local, distribution, values, _signed(key), _signed(identity), place.start, place.steps)
         if not local.is_inference():
             torch.autograd.graph.increment_version(tensor)
         storage = local.untyped_storage()._cdata

@@ -28,6 +28,8 @@ def as_int(value: object, what: str) -> int:
     Raises:
         TypeError: it is no int (bool, float and tensors are none).
     """
+    if type(value) is int:
+        return value
     if not is_plain_int(value):
         raise TypeError(f"{what} must be an int, got {value!r} ({type(value).__name__})")
     return int(value)  # type: ignore[call-overload]

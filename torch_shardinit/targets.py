@@ -41,6 +41,8 @@ def place_of(function: str, shape: tuple[int, ...], offset: object, global_shape
     Raises:
         TypeError, ValueError: see the raw fills' docstrings.
     """
+    if offset is None and global_shape is None:
+        return Place(0, row_major_strides(shape))
     sizes = None if global_shape is None else _shape(global_shape, f"{function}: global_shape")
     if sizes is not None and math.prod(sizes) > INDEX_LIMIT:
         raise ValueError(f"{function}: global_shape must hold at most 2^63 elements, got {list(sizes)}")
@@ -110,9 +112,11 @@ def _is_fake(tensor: torch.Tensor) -> bool:
     return fake is not None and isinstance(tensor, fake.FakeTensor)
 
 
+PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
 def _is_known_class(tensor: torch.Tensor) -> bool:
-    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    return type(tensor) in plain or is_flat_parameter(tensor) or _is_fake(tensor)
+    return type(tensor) in PLAIN_CLASSES or is_flat_parameter(tensor) or _is_fake(tensor)
 
 
 def check_tensor(function: str, tensor: torch.Tensor) -> str:
@@ -134,11 +138,13 @@ def check_tensor(function: str, tensor: torch.Tensor) -> str:
         raise ValueError(f"{function}: tensor must be strided, got layout {tensor.layout}")
     if tensor.is_meta:
         raise ValueError(f"{function}: tensor must hold memory, got one on meta; materialise it first (to_empty)")
-    check_device(function, tensor.device)
+    if not tensor.is_cpu:
+        check_device(function, tensor.device)
     name = _check_dtype(function, dtype_name(tensor.dtype), tensor.dtype)
     if tensor.is_neg() or tensor.is_conj():
         raise ValueError(f"{function}: tensor must not be a lazily negated or conjugated view")
-    _check_overlap(function, tensor.shape, tensor.stride())
+    if not tensor.is_contiguous():
+        _check_overlap(function, tensor.shape, tensor.stride())
     if not _is_fake(tensor):
         check_memory(function, tensor)
     return name

@@ -20,7 +20,15 @@ class ChildError(RuntimeError):
 
 
 def _child(
-    function: Callable[..., Any], rank: int, world: int, port: int, threads: int, limit: float, pipe: Any, args: tuple
+    function: Callable[..., Any],
+    rank: int,
+    world: int,
+    backend: str,
+    port: int,
+    threads: int,
+    limit: float,
+    pipe: Any,
+    args: tuple,
 ) -> None:
     try:
         # Host names often don't resolve in containers; gloo would look for its interface by them.
@@ -29,9 +37,11 @@ def _child(
         import torch.distributed as dist
 
         torch.set_num_threads(threads)
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
         timeout = timedelta(seconds=limit)
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
         answer = (True, function(rank, world, *args))
     except BaseException:
         pipe.send((False, traceback.format_exc()))
@@ -62,7 +72,12 @@ def _messages(failures: dict[int, str], world: int) -> list[str]:
 
 
 def run_gloo(
-    function: Callable[..., Any], world: int, *args: Any, limit: float = 300.0, threads: int | None = None
+    function: Callable[..., Any],
+    world: int,
+    *args: Any,
+    limit: float = 300.0,
+    threads: int | None = None,
+    backend: str = "gloo",
 ) -> list[Any]:
     """function(rank, world, *args) in ``world`` spawned processes that form a gloo group on the loopback interface.
 
@@ -70,6 +85,7 @@ def run_gloo(
         function: importable by name; what it returns must pickle.
         limit: seconds until all are ended.
         threads: intra-op threads of each process; by default the machine's CPUs are shared out.
+        backend: "nccl" gives each process the GPU of its rank's number.
 
     Returns:
         The results, in the order of the ranks.
@@ -91,7 +107,9 @@ def run_gloo(
         for rank in range(world):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=_child, args=(function, rank, world, store.port, threads, limit, theirs, args), daemon=True
+                target=_child,
+                args=(function, rank, world, backend, store.port, threads, limit, theirs, args),
+                daemon=True,
             )
             process.start()
             theirs.close()  # so that the end of the child is the end of the pipe

@@ -51,12 +51,17 @@ def _registered(modules: list[tuple[str, nn.Module]], buffers: bool) -> dict[int
     return found
 
 
+def _names_of_module(modules: list[tuple[str, nn.Module]]) -> dict[int, set[str]]:
+    names: dict[int, set[str]] = {}
+    for name, module in modules:
+        names.setdefault(id(module), set()).add(name)
+    return names
+
+
 def _fsdp1(modules: list[tuple[str, nn.Module]], registered: dict[int, _Found]) -> tuple[list[_Found], list[Any]]:
     """The parameters of all FSDP1 units and the units' padding; what they hold is taken out of `registered`."""
     handles = {id(handle): (name, handle) for name, module in modules if (handle := handle_of(module)) is not None}
-    names_of_module: dict[int, set[str]] = {}
-    for name, module in modules:
-        names_of_module.setdefault(id(module), set()).add(name)
+    names_of_module = _names_of_module(modules) if handles else {}
     found, padding = [], []
     for name, handle in handles.values():
         flat = flat_parameter_of(handle)
@@ -86,9 +91,7 @@ def _of_frameworks(
     """What TorchRec and FairScale hold, and its padding; what they register in its place is taken out of
     `registered`."""
     held = held_by_frameworks(module for _, module in modules)
-    names_of_module: dict[int, set[str]] = {}
-    for name, module in modules:
-        names_of_module.setdefault(id(module), set()).add(name)
+    names_of_module = _names_of_module(modules) if held.tensors else {}
     found = []
     for tensor_id in held.hidden | {id(one.owner) for one in held.tensors}:
         registered.pop(tensor_id, None)

@@ -15,8 +15,9 @@ from .held import HeldParameters
 def held_by_frameworks(modules: Iterable[nn.Module]) -> HeldParameters:
     """What TorchRec and FairScale hold of the parameters of a model, given all its modules."""
     found = HeldParameters()
-    distinct = list({id(module): module for module in modules}.values())
-    for adapter in (torchrec, fairscale):
-        if adapter.PACKAGE in sys.modules:
+    imported = [adapter for adapter in (torchrec, fairscale) if adapter.PACKAGE in sys.modules]
+    if imported:
+        distinct = list({id(module): module for module in modules}.values())
+        for adapter in imported:
             adapter.collect(distinct, found)
     return found

@@ -38,11 +38,23 @@ _MODULE_WRAPPERS = frozenset(
 )
 
 
+# Asked several times of every module and tensor of a model, which have few classes. Not functools.lru_cache, of which
+# torch.compile warns.
+_is_subclass: dict[tuple[type, str, str], bool] = {}
+_MAX_KNOWN = 4096
+
+
 def is_a(value: object, package: str, class_name: str) -> bool:
     """Whether a class of this name from this top-level package is among value's classes; imports nothing."""
-    return any(
-        cls.__name__ == class_name and cls.__module__.partition(".")[0] == package for cls in type(value).__mro__
-    )
+    kind = type(value)
+    known = _is_subclass.get((kind, package, class_name))
+    if known is None:
+        classes = kind.__mro__
+        known = any(cls.__name__ == class_name and cls.__module__.partition(".")[0] == package for cls in classes)
+        if len(_is_subclass) >= _MAX_KNOWN:
+            _is_subclass.clear()
+        _is_subclass[kind, package, class_name] = known
+    return known
 
 
 def is_wrapper_child(parent: nn.Module, child_name: str) -> bool:
@@ -66,9 +78,12 @@ def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             return
         seen.add((name, id(module)))
         yield name, module
+        if not module._modules:
+            return
+        path = path | {id(module)}
         for child_name, child in module._modules.items():
             if child is not None:
                 child_full_name = name if is_wrapper_child(module, child_name) else join(name, child_name)
-                yield from visit(child_full_name, child, path | {id(module)})
+                yield from visit(child_full_name, child, path)
 
     yield from visit("", model, frozenset())

@@ -25,7 +25,7 @@ def check_strided(tensor: torch.Tensor, name: str) -> None:
     if tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested"
         raise ValueError(f"{name}: a tensor to fill must be dense, got a {kind} one")
-    if region.overlaps_itself(tensor.shape, tensor.stride()):
+    if not tensor.is_contiguous() and region.overlaps_itself(tensor.shape, tensor.stride()):
         raise ValueError(
             f"{name}: each element must have memory of its own, got shape {tuple(tensor.shape)} with strides "
             f"{tensor.stride()} (an expanded tensor?)"
