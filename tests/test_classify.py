@@ -82,6 +82,11 @@ def two_tensors_one_played(model: nn.Module) -> None:
     model.a, model.b = nn.Parameter(source.clone()), nn.Parameter(source.cos())
 
 
+def two_tensors_both_played(model: nn.Module) -> None:
+    source = torch.randn(4)
+    model.b, model.a = nn.Parameter(source.cos()), nn.Parameter(source.sin())
+
+
 def twice_in_one(model: nn.Module) -> None:
     source = torch.randn(2)
     model.a = nn.Parameter(torch.cat([source, source]))
@@ -116,7 +121,16 @@ def chain(model: nn.Module) -> None:
 
 BUILDS: list[Build] = [
     *(transformer, transformer_that_draws_again, spectral_norm, spectral_norm_before_init, steps_of_torch),
-    *(two_tensors, two_tensors_one_played, twice_in_one, drawn_again, both_draws, cut_up, chain),
+    *(
+        two_tensors,
+        two_tensors_one_played,
+        two_tensors_both_played,
+        twice_in_one,
+        drawn_again,
+        both_draws,
+        cut_up,
+        chain,
+    ),
 ]
 
 
@@ -149,10 +163,50 @@ def test_values_do_not_depend_on_what_else_there_is(build: Build) -> None:
 
 
 def test_a_temporary_draws_under_the_least_name_that_it_reaches() -> None:
-    got = values(shardinit.record(recorded(two_tensors_one_played)))
-    assert torch.equal(got["a"], normal("a", 1, 4)) and torch.equal(got["b"], normal("a", 1, 4).cos())
+    got = values(shardinit.record(recorded(two_tensors_both_played)))
+    assert torch.equal(got["a"], normal("a", 1, 4).sin()) and torch.equal(got["b"], normal("a", 1, 4).cos())
     got = values(shardinit.record(recorded(two_tensors)))
     assert torch.equal(got["b"], normal("a", 0, 4) * 0.5) and torch.equal(got["a"], normal("a", 0, 4) * 2), "copies"
+
+
+def test_a_temporary_that_goes_to_one_tensor_draws_as_that_tensor() -> None:
+    """Whatever else is computed from it; so a cast after init changes no number."""
+    plan = shardinit.record(recorded(two_tensors_one_played))
+    got = values(plan)
+    assert isinstance(plan.lookup("a").program, Exact) and plan.lookup("b").program.depends_on == ("a",)
+    assert torch.equal(got["a"], normal("a", 0, 4)) and torch.equal(got["b"], normal("a", 0, 4).cos())
+
+    def through_copies(model: nn.Module) -> None:
+        source = torch.empty(4, 3).normal_()
+        source.cos_()
+        model.a = nn.Parameter(torch.empty(4, 3))
+        model.a.data.view(-1).copy_(source.t().clone().t().double().flatten())
+
+    got = values(shardinit.record(recorded(through_copies)))
+    assert torch.equal(got["a"], normal("a", 0, 4, 3).cos())
+
+    def to_two(model: nn.Module) -> None:
+        source = torch.randn(4).exp()
+        model.b, model.a = nn.Parameter(source.clone()), nn.Parameter(source.clone())
+
+    got = values(shardinit.record(recorded(to_two)))
+    assert torch.equal(got["a"], normal("a", 1, 4).cos()) and torch.equal(got["b"], got["a"])
+
+    def transposed_on_the_way(model: nn.Module) -> None:
+        source = torch.empty(3, 3).normal_().exp_()
+        model.a = nn.Parameter(source.t().clone())
+
+    got = values(shardinit.record(recorded(transposed_on_the_way)))
+    assert torch.equal(got["a"], normal("a", 0, 3, 3).exp()), "by where an element ends up"
+
+    def drawn_again_later(model: nn.Module) -> None:
+        source = torch.empty(4).normal_().exp_()
+        model.a = nn.Parameter(source.clone())
+        source.normal_()
+        model.b = nn.Parameter(source.exp())
+
+    got = values(shardinit.record(recorded(drawn_again_later)))
+    assert torch.equal(got["a"], normal("a", 0, 4).exp()) and torch.equal(got["b"], normal("b", 1, 4).exp())
 
 
 def test_temporaries_of_one_tensor_are_told_apart_by_their_draw() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 import torch.nn as nn
@@ -317,19 +315,6 @@ def test_error_init_code_wrote_nothing(init: Callable[[nn.Module], object]) -> N
         record(nn.Linear(2, 2), init)
     with pytest.raises(RecordError, match="wrote no parameter"):
         record(build(), init)
-
-
-def test_error_numbers_from_other_generators() -> None:
-    """They would differ between ranks. Ordinary models draw none."""
-    for name, draw in [("random", lambda: random.random()), ("numpy.random", lambda: np.random.rand())]:
-        with pytest.raises(RecordError, match=rf"must draw its random numbers from torch, got draws from {name}:"):
-            with recording():
-                nn.Parameter(torch.full((3,), draw()))
-        model = nn.Linear(2, 2)
-        with pytest.raises(RecordError, match=rf"got draws from {name}:"):
-            record(model, lambda m, draw=draw: nn.init.constant_(m.weight, draw()))
-    with recording():
-        nn.Linear(2, 2)
 
 
 def test_error_lazy_modules() -> None:

@@ -4,6 +4,7 @@ constructor, init code and all; odd sizes, so that shards cut rows and heads une
 from __future__ import annotations
 
 import zoo_sequences  # noqa: F401
+import zoo_state_space  # noqa: F401
 import zoo_vision  # noqa: F401
 from zoo_registry import MODELS
 

@@ -18,6 +18,7 @@ import torch
 from . import region as rg
 from .derive import Deriver, Elsewhere, NotExact, ReadsUnwritten, Tangled, Term, locate
 from .errors import RecordError
+from .forerunners import forerunners
 from .plan import Entry
 from .program import Exact, Played, Program, Ref, Unwritten
 from .region import Box
@@ -69,8 +70,12 @@ class Classifier:
         for ref, name in self.refs.items():
             owners.setdefault(ref.storage, []).append((name, ref))
         self.owners = owners
-        self.deriver = Deriver(tape)
+        before = forerunners(tape)
+        self.deriver = Deriver(tape, {storage: owner.storage for storage, (owner, _) in before.items()})
         self.slicer = Slicer(tape, owners, self.deriver)
+        self.slicer.forerunners = {
+            storage: (self.refs[owner], source) for storage, (owner, source) in before.items() if owner in self.refs
+        }
         self.problems: list[str] = []
         self.found: dict[str, _Found] = {}
 
@@ -272,7 +277,7 @@ class Classifier:
         for number, ref in enumerate(outside):
             owners.setdefault(ref.storage, []).append((f"\0{number}", ref))
         slicer = Slicer(self.tape, owners, self.deriver)
-        slicer.forced = self.slicer.forced
+        slicer.forced, slicer.forerunners = self.slicer.forced, self.slicer.forerunners
         for ref in outside:
             try:
                 nodes = slicer.slice([ref], _END).temporaries.values()

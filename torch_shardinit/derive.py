@@ -10,7 +10,7 @@ place, so each term keeps which elements of its random node it takes (plan build
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -92,9 +92,12 @@ _MAX_WORK = 2048
 
 
 class Deriver:
-    def __init__(self, tape: Tape) -> None:
+    """forerunners: storage -> that of the tensor at the end which it counts as."""
+
+    def __init__(self, tape: Tape, forerunners: Mapping[int, int] | None = None) -> None:
         self.tape = tape
         self.owned = {ref.storage for ref in tape.owners}
+        self._homes = forerunners or {}
         self._depth = self._work = 0
 
     def derive(self, ref: Ref, before: int, own: int) -> list[Term]:
@@ -149,6 +152,10 @@ class Deriver:
         terms = [terms[index] for index in live_steps([term.step for term in terms], ref.sizes)]
         _check_functions(terms, ref.sizes)
         return terms
+
+    def _home(self, storage: int) -> int | None:
+        """The tensor at the end, by its storage, in whose place the numbers of a storage are drawn."""
+        return storage if storage in self.owned else self._homes.get(storage)
 
     @staticmethod
     def _uniform_constant(data: torch.Tensor, ref: Ref, node: Node | None) -> float:
@@ -246,7 +253,7 @@ class Deriver:
         terms = self.derive(source, node.index, own)
         if repeats and any(term.step.op == "eye" for term in terms):
             raise NotExact(node, f"{node.info.name} puts an element to several places")
-        if any(term.random for term in terms) and source.storage in self.owned and source.storage != own:
+        if any(term.random for term in terms) and self._home(source.storage) not in (None, self._home(own)):
             raise NotExact(node, f"{node.info.name} from another tensor's random numbers")
         if repeats and any(term.random or term.step.region is not None for term in terms):
             raise NotExact(node, f"{node.info.name} puts an element to several places")

@@ -224,7 +224,7 @@ class DispatchMode(TorchDispatchMode):
                 self.recorder.writer.resized(tensor)
         if kwargs:
             kwargs = {key: map_tensors(ref, value) for key, value in kwargs.items() if key != "generator"}
-        self.recorder.writer.add(info, map_tensors(ref, args), kwargs, reads, writes, fresh)
+        self.recorder.recorded(self.recorder.writer.add(info, map_tensors(ref, args), kwargs, reads, writes, fresh))
         return result
 
 
@@ -377,7 +377,7 @@ def _is_meta(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[
                 numbers[key] = value
         ref: Ref = recorder.writer.ref(tensor)
         if tensor.numel():
-            recorder.writer.add(info, (ref,), numbers, (), (ref,), ())
+            recorder.recorded(recorder.writer.add(info, (ref,), numbers, (), (ref,), ()))
         return True  # "nothing to do on meta": the function returns
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .errors import RecordError
-from .tape import OpInfo, Writer, user_line
+from .tape import Node, OpInfo, Writer, user_line
+
+if TYPE_CHECKING:
+    from .other_generators import OtherGenerators
 
 
 def where() -> str:
@@ -41,14 +44,20 @@ def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Recorder:
-    """What the two modes share."""
+    """What the two modes share. other_generators: Python's and NumPy's, looked at with each operation."""
 
     def __init__(self) -> None:
         self.writer = Writer()
         self.explicit_cpu = False  # inside a call that names device="cpu"
         self.literal = False  # inside torch.tensor(...), whose data nobody else holds
         self.has_shared_constants = False
+        self.other_generators: OtherGenerators | None = None
         self._plain_types: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
+
+    def recorded(self, node: Node) -> None:
+        """Called with each node of the tape, as it is made."""
+        if self.other_generators is not None:
+            self.other_generators.look(node)
 
     def check_plain(self, tensor: torch.Tensor, info: OpInfo) -> None:
         cls = type(tensor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import random
 import threading
 import weakref
 from collections import Counter
@@ -12,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn as nn
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from . import other_generators
 from .errors import RecordError
 from .locate import torchrec
 from .modes import DispatchMode, FunctionMode
@@ -86,31 +85,19 @@ def check_not_recording() -> None:
         raise RecordError("a recording must not be started inside another one")
 
 
-def _other_generators() -> dict[str, Any]:
-    """The states of the process's generators beside torch's, comparable."""
-    kind, key, *rest = np.random.get_state()
-    return {"random": random.getstate(), "numpy.random": (kind, np.asarray(key).tobytes(), *rest)}
-
-
 @contextlib.contextmanager
 def taping(recorder: Recorder) -> Iterator[None]:
-    """The two modes, with torch's CPU generator put back at the end. Not to be nested."""
+    """The two modes, with the generators of torch, Python and NumPy put back at the end. Not to be nested."""
     check_not_recording()
-    generator_state, others = torch.get_rng_state(), _other_generators()
-    _active.recorder = recorder
-    try:
-        with torchrec.tables_reset_on_meta(is_recording), DispatchMode(recorder), FunctionMode(recorder):
-            yield
-    finally:
-        _active.recorder = None
-        torch.set_rng_state(generator_state)
-    now = _other_generators()
-    moved = [name for name, state in others.items() if now[name] != state]
-    if moved:
-        raise RecordError(
-            f"init code must draw its random numbers from torch, got draws from {' and '.join(moved)}: they would "
-            "differ between ranks, and are not supported yet"
-        )
+    generator_state = torch.get_rng_state()
+    with other_generators.refused() as recorder.other_generators:
+        _active.recorder = recorder
+        try:
+            with torchrec.tables_reset_on_meta(is_recording), DispatchMode(recorder), FunctionMode(recorder):
+                yield
+        finally:
+            _active.recorder = None
+            torch.set_rng_state(generator_state)
 
 
 _watchers: list[_Seen] = []

@@ -102,12 +102,13 @@ def _time(item: _Item) -> float:
 class Slicer:
     """owners: the named tensors of each storage. None: every random node is refused.
 
-    forced: the numbers of random nodes that are temporaries wherever they draw."""
+    forced: the numbers of random nodes that are temporaries wherever they draw. forerunners: see forerunners.py."""
 
     def __init__(self, tape: Tape, owners: Mapping[int, Sequence[tuple[str, Ref]]] | None, deriver: Deriver) -> None:
         self.tape, self.owners, self.deriver = tape, owners or {}, deriver
         self.has_names = owners is not None
         self.forced: set[int] = set()
+        self.forerunners: Mapping[int, tuple[str, Ref]] = {}
         # storage -> (node, time): no exact state at `time`, because of that node, so none in between either.
         self._no_state: dict[int, tuple[int, int]] = {}
 
@@ -176,9 +177,9 @@ class Slicer:
         return node.info.overwrites and whole and not rg.overlaps_itself(view.sizes, view.strides)
 
     def _owner(self, storage: int) -> tuple[str, Ref] | None:
-        """The one named tensor that is all of this storage."""
+        """The one named tensor that is all of this storage, or to which all of it goes."""
         found = self.owners.get(storage, ())
-        return found[0] if len(found) == 1 else None
+        return found[0] if len(found) == 1 else self.forerunners.get(storage) if not found else None
 
     def _cut(self, storage: int, time: int, *, own: bool) -> _Cut | None:
         """The exact state of a named tensor; of another one than the target only if it holds random numbers."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 
 from .program import Ref
@@ -322,11 +324,12 @@ class Writer:
 
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
 _OWN_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_NUMPY_ROOT = os.path.dirname(np.__file__) + os.sep
 _is_internal: dict[CodeType, bool] = {}
 
 
 def user_line() -> tuple[str, int]:
-    """(file, line) of the innermost frame that is neither torch's, ours nor generated code."""
+    """(file, line) of the innermost frame that is neither torch's, NumPy's, ours nor generated code."""
     frame: Any = sys._getframe(1)
     last = frame
     while frame is not None:
@@ -335,9 +338,9 @@ def user_line() -> tuple[str, int]:
         if internal is None:
             name = code.co_filename
             internal = (
-                name.startswith((_TORCH_ROOT, _OWN_ROOT))
+                name.startswith((_TORCH_ROOT, _OWN_ROOT, _NUMPY_ROOT))
                 or (name.startswith("<") and "stdin" not in name)
-                or ("contextlib" in name or name.endswith("copy.py"))
+                or ("contextlib" in name or name.endswith("copy.py") or name == random.__file__)
             )
             _is_internal[code] = internal
         if not internal:
