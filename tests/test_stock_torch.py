@@ -1,5 +1,5 @@
-"""What was recorded is what stock torch does: with torch's own generator in place of the stream, in program order and from
-one seed, a recorded model is the eagerly built one, bit for bit."""
+"""What was recorded is what stock torch does: with torch's own generator in place of the stream, in program order and
+from one seed, a recorded model is the eagerly built one, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A recording run again by stock torch: its operations one after the other, random ones from torch's own generator.
 
-From that come two sets of values, to be compared with those of the model that is built without a recording from the same
-seed: what the tape says, and what the exact programs of a Plan say where each random element is the number that torch
-drew for it. Which number that is, is followed element by element through copies, casts, cats and arithmetic: a second,
-slower way to what derive.py finds with boxes."""
+From that come two sets of values, to be compared with those of the model that is built without a recording from the
+same seed: what the tape says, and what the exact programs of a Plan say where each random element is the number that
+torch drew for it. Which number that is, is followed element by element through copies, casts, cats and arithmetic: a
+second, slower way to what derive.py finds with boxes."""
 
 from __future__ import annotations
 
@@ -148,14 +148,12 @@ def recorded_refs(model: nn.Module) -> tuple[Tape, dict[str, Ref]]:
     return Tape.merged(list(tapes.values())), refs
 
 
-def exact_values(
-    entry_shape: tuple[int, ...], dtype: torch.dtype, program: Exact, numbers: torch.Tensor
-) -> torch.Tensor:
-    """An exact program step by step. numbers: fp64, of the tensor's shape: torch's random numbers, element by element."""
+def exact_values(shape: tuple[int, ...], dtype: torch.dtype, program: Exact, numbers: torch.Tensor) -> torch.Tensor:
+    """An exact program step by step. numbers: fp64, of the tensor's shape: torch's number for each random element."""
     is_double = dtype == torch.float64
-    work = torch.full(entry_shape, float("nan"), dtype=torch.float64 if is_double else torch.float32)
+    work = torch.full(shape, float("nan"), dtype=torch.float64 if is_double else torch.float32)
     for step in program.steps:
-        box = rg.full_box(entry_shape) if step.region is None else step.region
+        box = rg.full_box(shape) if step.region is None else step.region
         view = work[rg.slices(box)] if box else work
         if step.op in RANDOM:
             view.copy_(numbers[rg.slices(box)] if box else numbers)
