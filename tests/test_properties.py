@@ -297,7 +297,7 @@ def computed_from(entry: Entry) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", MODELS)
 def test_no_two_tensors_of_one_shape_are_alike(name: str) -> None:
     """Elements at the same place are independent draws, so that equal ones are rare; but for copies and masks."""
-    plan, count = plan_of(name), 0
+    plan = plan_of(name)
     by_shape: dict[object, list[tuple[str, torch.Tensor]]] = {}
     for key, entry in plan.entries.items():
         copied = isinstance(entry.program, Exact) and entry.program.drawn_as is not None
@@ -311,5 +311,3 @@ def test_no_two_tensors_of_one_shape_are_alike(name: str) -> None:
                     continue
                 equal, size = int((values == others).sum()), values.numel()
                 assert equal <= size // 8, f"{key} and {other}: {equal} of {size} elements are equal"
-                count += 1
-    assert count or len(by_shape) == sum(map(len, by_shape.values()))

@@ -20,9 +20,9 @@ PACKAGES = {
 }
 # A quick one of each kind, for tests/test_sweep.py.
 SAMPLE = {
-    "transformers": ["llama", "gpt2", "t5", "mamba2", "clip", "qwen3_next"],
-    "timm": ["vit_tiny_patch16_224"],
-    "torchvision": ["resnet18"],
+    "transformers": ["llama", "gpt2", "t5", "mamba2", "qwen3_next"],
+    "timm": ["test_vit", "swin_tiny_patch4_window7_224"],
+    "torchvision": ["shufflenet_v2_x0_5"],
     "diffusers": ["UNet2DModel"],
     "torch_geometric": ["GATConv"],
     "vit_pytorch": ["vit.ViT"],

@@ -34,14 +34,15 @@ def _child(item: Item, write_end: int) -> None:
     os.dup2(null, 2)
     warnings.simplefilter("ignore")
     package, name, prepare = item
+    row, trace = Row(package, name), ""
     try:
-        answer = (examine(package, name, prepare()), "")
+        examine(row, prepare())
     except NotBuilt as error:
-        answer = (Row(package, name, not_built=str(error)), "")
+        row.not_built = str(error)
     except BaseException as error:
-        answer = (Row(package, name, failure=first_line(error)), traceback.format_exc())
+        row.failure, trace = first_line(error), traceback.format_exc()
     with os.fdopen(write_end, "wb") as pipe:
-        pickle.dump(answer, pipe)
+        pickle.dump((row, trace), pipe)
 
 
 def run(
