@@ -73,7 +73,8 @@ def main() -> int:
     print(f"{len(items)} models, packages imported in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
 
     def progress(row: Row, trace: str) -> None:
-        print(f"{row.package} {row.model} {row.seconds:.1f} s {row.failure[:200]}", file=sys.stderr, flush=True)
+        said = row.not_built or row.failure or f"stock {row.stock}"
+        print(f"{row.package} {row.model} {row.seconds:.1f} s {said[:200]}", file=sys.stderr, flush=True)
 
     results = workers.run(items, options.parallel, options.timeout, progress)
     rows = [row for row, _ in results]
