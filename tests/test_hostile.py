@@ -300,7 +300,7 @@ def test_tensors_in_a_list() -> None:
         table = torch.arange(4)
         return {
             "same": torch.tensor([(2 / 3 * (1 - end)) ** -2] * 3),
-            "double": torch.tensor([end, outside, 2]),
+            "wide": torch.tensor([end, outside, 2]),
             "integers": torch.tensor([table[1], table[3], 7]),
             "nested": torch.tensor(data=[[end, 1.0], (end * 2, end)], dtype=torch.bfloat16),
             "new": end.new_tensor([end, 0.5]),
