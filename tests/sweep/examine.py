@@ -84,37 +84,27 @@ def differing(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> li
 
 
 def units(model: nn.Module) -> list[nn.Module]:
-    """The layers of the model's lists, where none of their parameters is registered in another one too."""
-    places: dict[int, set[int]] = {}
+    """The layers of the model's lists that share no module and no parameter with the rest of the model: FSDP2 cannot
+    have one parameter in two of its groups."""
+    paths: dict[int, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(id(module), []).append(f"{path}.")
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                paths.setdefault(id(parameter), []).append(f"{path}.")
+    chosen: list[str] = []
     layers = []
-    seen: set[int] = set()
-    for module in model.modules():
-        if isinstance(module, (nn.ModuleList, nn.Sequential)):
-            for layer in module:
-                # transformers' informer has a list with None in it.
-                if (
-                    layer is not None
-                    and id(layer) not in seen
-                    and not isinstance(layer, (nn.ModuleList, nn.ModuleDict))
-                ):
-                    seen.add(id(layer))
-                    layers.append(layer)
-    for layer in [model, *layers]:
-        for module in layer.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    places.setdefault(id(parameter), set()).add((id(module), name))  # type: ignore[arg-type]
-    inside: set[int] = set()
-    chosen = []
-    for layer in layers:
-        parameters = list(layer.parameters())
-        if not parameters or id(layer) in inside:
-            continue
-        own = {id(module) for module in layer.modules()}
-        if all(place[0] in own for p in parameters for place in places[id(p)]):  # type: ignore[index]
-            chosen.append(layer)
-            inside |= own
-    return chosen
+    for path, module in model.named_modules():
+        for name, layer in module.named_children():
+            start = f"{path}.{name}." if path else f"{name}."
+            listed = isinstance(module, (nn.ModuleList, nn.Sequential))
+            if not listed or isinstance(layer, (nn.ModuleList, nn.ModuleDict)) or start.startswith(tuple(chosen)):
+                continue
+            mine = [*layer.modules(), *layer.parameters()]
+            if mine[1:] and all(one.startswith(start) for member in mine for one in paths[id(member)]):
+                chosen.append(start)
+                layers.append(layer)
+    return layers
 
 
 def shard(model: nn.Module) -> nn.Module:
