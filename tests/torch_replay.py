@@ -43,6 +43,9 @@ class Replay:
         self.origin: dict[int, torch.Tensor] = {}
         self.drawn: list[torch.Tensor] = []
         self.num_drawn = 0
+        read = {ref.storage for node in tape.nodes for ref in (*node.reads, *node.writes)}
+        made = {ref.storage for node in tape.nodes for _, ref in node.fresh}
+        self.unused = made - read - {ref.storage for ref in tape.owners}
         self._known: dict[int, int] = {}  # storage -> how many of its outside contents were put in
 
     def run(self, seed: int) -> None:
@@ -98,7 +101,7 @@ class Replay:
             for ref in node.writes:
                 self._memory(ref.storage)
             default = torch.get_default_dtype()
-            _run_op(op, self.memory, self.tape.num_bytes)
+            _run_op(op, self.memory, self.tape.num_bytes, self.unused)
             torch.set_default_dtype(default)
         self._follow(node)
 
@@ -114,7 +117,9 @@ class Replay:
                 self.origin_of(ref).copy_(torch.arange(ref.numel()).reshape(ref.sizes) + self.num_drawn)
                 self.num_drawn += ref.numel()
             return
-        results = list(node.results())
+        results = [ref for ref in node.results() if ref.storage not in self.unused]
+        if not results:
+            return
         if name in MOVES:
             source = node.args[1] if name == "copy_" else node.args[0]
             self.origin_of(results[0]).copy_(self.origin_of(source))
