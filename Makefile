@@ -8,13 +8,18 @@ BIN = $(VENV)/bin
 SOURCES = $(wildcard csrc/*) CMakeLists.txt setup.py pyproject.toml
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test lint format bench pictures check-install clean
+.PHONY: demo test sweep lint format bench pictures check-install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m torch_shardinit verify
 
-test: $(STAMP) $(VENV)/.recsys
-	SHARDINIT_REQUIRE_FRAMEWORKS=$$(cat $(VENV)/.recsys) $(BIN)/python -m pytest -q $(PYTEST)
+test: $(STAMP) $(VENV)/.recsys $(VENV)/.sweep
+	SHARDINIT_REQUIRE_FRAMEWORKS=$$(cat $(VENV)/.recsys) SHARDINIT_SWEEP_PACKAGES=$$(cat $(VENV)/.sweep) \
+		$(BIN)/python -m pytest -q $(PYTEST)
+
+# Hundreds of models of real packages, a table of them. SWEEP="--package timm --models vit" chooses.
+sweep: $(STAMP) $(VENV)/.sweep
+	PYTHONPATH=$$(cat $(VENV)/.sweep):tests $(BIN)/python -m sweep $(SWEEP)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -53,9 +58,17 @@ $(VENV)/.torch:
 # TorchRec and FairScale, for their tests. TorchRec's kernels load with the default torch only, and the versions named are
 # there for Python 3.11 to 3.14: elsewhere nothing is installed and the tests are skipped. The stamp says whether they must
 # run.
+IS_DEFAULT = [ "$(TORCH)" = "$(DEFAULT_TORCH)" ] && \
+	$(BIN)/python -c "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))"
 $(VENV)/.recsys: tests/frameworks.txt | $(VENV)/.torch $(STAMP)
-	if [ "$(TORCH)" = "$(DEFAULT_TORCH)" ] && $(BIN)/python -c "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))"; then \
-		$(BIN)/pip install -q --no-deps -r tests/frameworks.txt && echo 1 > $@; else echo 0 > $@; fi
+	if $(IS_DEFAULT); then $(BIN)/pip install -q --no-deps -r tests/frameworks.txt && echo 1 > $@; else echo 0 > $@; fi
+
+# The packages of `make sweep`, in a folder of their own, since other packages behave otherwise where they can import these.
+# The stamp names the folder; it is empty where the packages are not for this torch, and the tests are then skipped.
+$(VENV)/.sweep: tests/sweep/requirements.txt | $(VENV)/.torch $(STAMP)
+	rm -rf $(VENV)/sweep
+	if $(IS_DEFAULT); then $(BIN)/pip install -q --no-deps --target $(VENV)/sweep -r tests/sweep/requirements.txt && \
+		echo "$(abspath $(VENV)/sweep)" > $@; else touch $@; fi
 
 # Editable, so that tests run on these files; the extension is built again when a source of it changes.
 $(STAMP): $(VENV)/.torch $(SOURCES)

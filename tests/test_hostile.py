@@ -291,9 +291,29 @@ def test_lists_as_indices() -> None:
     assert_same(values(recorded(make)), make())
 
 
-def test_error_tensors_in_a_list() -> None:
-    with pytest.raises(shardinit.RecordError, match=r"torch\.tensor of a list of tensors at .*; use torch\.stack"):
-        recorded(lambda: {"w": torch.tensor([torch.tensor(1.0), torch.tensor(2.0)])})
+def test_tensors_in_a_list() -> None:
+    """torch.tensor reads them past the dispatcher: one dtype for all, nested lists, keywords, real ones among them."""
+    outside = torch.tensor(0.1, dtype=torch.float64)
+
+    def make() -> dict[str, torch.Tensor]:
+        end = torch.exp(torch.scalar_tensor(-5.0))
+        table = torch.arange(4)
+        return {
+            "same": torch.tensor([(2 / 3 * (1 - end)) ** -2] * 3),
+            "wide": torch.tensor([end, outside, 2]),
+            "integers": torch.tensor([table[1], table[3], 7]),
+            "nested": torch.tensor(data=[[end, 1.0], (end * 2, end)], dtype=torch.bfloat16),
+            "new": end.new_tensor([end, 0.5]),
+        }
+
+    model = recorded(make)
+    assert_same(values(model), make())
+    assert {name: tensor.dtype for name, tensor in values(model).items()} == {n: t.dtype for n, t in make().items()}
+
+
+def test_error_random_tensors_in_a_list() -> None:
+    with pytest.raises(shardinit.RecordError, match=r"list of tensors needs their values .*depend on random numbers"):
+        recorded(lambda: {"w": torch.tensor([torch.randn(()), torch.tensor(2.0)])})
 
 
 @pytest.mark.parametrize("std", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5), "taped"])

@@ -277,8 +277,11 @@ def _with_device(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _literal(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if args and isinstance(args[0], (list, tuple)) and any(True for _ in flat_tensors(args[0])):
-        raise RecordError(f"torch.tensor of a list of tensors at {where()} cannot be recorded; use torch.stack")
+    data, *rest = args or (kwargs.get("data"),)
+    if isinstance(data, (list, tuple)) and any(True for _ in flat_tensors(data)):
+        data, dtype = recorder.listed(data, kwargs.get("dtype"))
+        args, kwargs = (data, *rest), {**kwargs, "dtype": dtype}
+        kwargs.pop("data", None)
     before, recorder.literal = recorder.literal, True
     try:
         if kwargs.get("device") is not None and not _is_cpu(kwargs["device"]):

@@ -6,7 +6,7 @@ No torch generator is read: random numbers come from the stream, as programs of 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -117,7 +117,8 @@ def _run(
                     view, tensor_id = _view(memory, op.view), id_of(op.name, op.draw)
                     draw_composite_(op, view, played.num_bytes, seed, tensor_id, threads)
                 else:
-                    _run_op(op, memory, played.num_bytes)
+                    unused = {storage for storage in fresh - kept if last_use[storage] == index}
+                    _run_op(op, memory, played.num_bytes, unused)
                 for storage in used - kept:
                     if last_use[storage] == index:
                         memory.pop(storage, None)
@@ -136,7 +137,10 @@ def _overload(label: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
 
 
-def _run_op(op: PlayedOp, memory: _Memory, num_bytes: Sequence[int]) -> None:
+def _run_op(op: PlayedOp, memory: _Memory, num_bytes: Sequence[int], unused: Collection[int] = ()) -> None:
+    """unused: storages of results that nothing reads. They may have another size than on meta, as the statistics of
+    batch_norm in eval mode."""
+
     def real(value: Any) -> Any:
         value = map_refs(lambda ref: _view(memory, ref), value)
         return _CPU if isinstance(value, torch.device) else value
@@ -147,6 +151,8 @@ def _run_op(op: PlayedOp, memory: _Memory, num_bytes: Sequence[int]) -> None:
     results = result if isinstance(result, (list, tuple)) else (result,)
     tensors = [item for item in results if isinstance(item, torch.Tensor)]
     for index, ref in op.fresh:
+        if ref.storage in unused:
+            continue
         tensor = tensors[index]
         storage = tensor.untyped_storage()
         same = (tensor.storage_offset(), tensor.stride(), tensor.dtype) == (ref.offset, ref.strides, ref.dtype)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .errors import RecordError
 from .tape import Node, OpInfo, Writer, user_line
@@ -94,3 +95,18 @@ class Recorder:
         ref = self.writer.ref(tensor)
         if self.writer.tape.writers(ref.storage):
             check_not_random(self.writer.tape, [ref], self.writer.last_number + 1, f"{what} at {where()}")
+
+    def listed(self, data: Any, dtype: torch.dtype | None) -> tuple[Any, torch.dtype]:
+        """torch.tensor takes the values of the tensors that a list holds, past the dispatcher. So: Python numbers in
+        their place, and the dtype that torch makes of them all."""
+        what = "torch.tensor of a list of tensors needs their values"
+
+        def value(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type == "meta":
+                return self.values([tensor], what)[0]
+            self.refuse_random(tensor, what)
+            return tensor
+
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            real = torch.tensor(map_tensors(value, data), dtype=dtype, device="cpu")
+        return real.tolist(), real.dtype
