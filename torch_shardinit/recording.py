@@ -20,6 +20,8 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from .errors import RecordError
 from .locate import torchrec
+from .locate.dtensor import is_dtensor
+from .locate.plain import is_plain
 from .modes import DispatchMode, FunctionMode
 from .program import Ref
 from .recorder import Recorder
@@ -251,12 +253,26 @@ def _written_again(writer: Writer, seen: list[nn.Module]) -> list[nn.Module]:
     return found
 
 
+def _was_sharded_before(writer: Writer, tensor: torch.Tensor) -> bool:
+    """Whether a DTensor is none of this recording's: no operation of it has met the local tensor's memory."""
+    if not is_dtensor(tensor):
+        return False
+    local = tensor._local_tensor  # type: ignore[attr-defined]
+    number = writer.known_number(local)
+    return is_plain(local) and (number is None or not writer.tape.writers(number))
+
+
 def _attach(recorder: Recorder, modules: list[nn.Module]) -> None:
     writer, records = recorder.writer, []
     for module in [*modules, *_written_again(writer, modules)]:
         tensors = {}
+        earlier = record_of(module)
         for name, tensor, kind, persistent in own_tensors(module):
             if is_lazy(tensor) or tensor.layout is not torch.strided:
+                continue
+            if _was_sharded_before(writer, tensor):  # an adapter was put around a module that is sharded
+                if earlier is not None and name in earlier.tensors:
+                    tensors[name] = earlier.tensors[name]
                 continue
             if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
                 raise RecordError(

@@ -15,6 +15,7 @@ import torch
 import torch.nn as nn
 
 from .errors import RecordError
+from .locate import fsdp2
 from .locate.frameworks import held_by_frameworks
 from .locate.fsdp1 import entries, flat_parameter_of, handle_of
 from .locate.held import Held
@@ -216,6 +217,7 @@ def stand_ins(
     themselves (attributes, registrations, flags) is undone at the end, and after an exception."""
     modules = list(model.modules())
     saved = [_save(module) for module in modules]
+    classes = [type(module) for module in modules]
     undo_apply = _plain_apply(modules)
     maker = _Maker(recorder, num_bytes)
     made: dict[tuple[int, str], torch.Tensor] = {}
@@ -232,14 +234,18 @@ def stand_ins(
             one.module.__dict__.pop(one.name, None)  # FSDP1 leaves views there that would hide the parameter
             registry[one.name] = made[id(one.module), one.name]
         for module in modules:
+            if (written := fsdp2.written_class(module)) is not type(module):
+                module.__class__ = written
             if isinstance(module, nn.RNNBase):
                 weights = [module._parameters.get(name) for name in module._flat_weights_names]
                 module.__dict__["_flat_weights"] = weights
         yield made
     finally:
         undo_apply()
-        for module, state in zip(modules, saved, strict=True):
+        for module, state, cls in zip(modules, saved, classes, strict=True):
             _restore(module, state)
+            if type(module) is not cls:
+                module.__class__ = cls
 
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
