@@ -1,4 +1,4 @@
-"""What the tests of trainers share: a comparison by bytes with the unsharded model, and an init that must stay local."""
+"""What the tests of trainers share: comparison by bytes with the unsharded model, and an init that must stay local."""
 
 from __future__ import annotations
 

@@ -254,8 +254,11 @@ def all_but_adapters(model: nn.Module) -> list[str]:
 
 def base_of(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """By the names that the base had before the adapters came."""
-    prefix = "base_model.model."
-    return {name.removeprefix(prefix).replace(".base_layer", ""): t for name, t in values.items() if "lora_" not in name}
+    return {
+        name.removeprefix("base_model.model.").replace(".base_layer", ""): tensor
+        for name, tensor in values.items()
+        if "lora_" not in name
+    }
 
 
 def _lora_worker(rank: int, world: int) -> None:
