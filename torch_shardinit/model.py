@@ -85,10 +85,10 @@ def materialise_(model: nn.Module, device: torch.device | str) -> None:
         for module, other_name in others:
             module._parameters[other_name] = first._parameters[name]
     for before, ((module, name), *_) in registered.values():
-        parameter = module._parameters.get(name)
-        if parameter is not None and parameter is not before:  # what frameworks and optimizers know parameters by
+        now = module._parameters.get(name)
+        if now is not None and now is not before:  # what frameworks and optimizers know parameters by
             for attribute, value in before.__dict__.items():
-                parameter.__dict__.setdefault(attribute, value)
+                now.__dict__.setdefault(attribute, value)
 
 
 def init_model_(

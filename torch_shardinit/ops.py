@@ -12,6 +12,7 @@ import torch
 
 from . import _native
 from .draws import BITS_DTYPES, DISTRIBUTION_CODES, DTYPE_CODES, check_draw
+from .locate.deepspeed import check_not_stand_in
 from .locate.dtensor import is_dtensor, locate_dtensor
 from .native import fill, piece
 from .stream import as_int, resolve_seed
@@ -101,6 +102,8 @@ def _raw_fill(
     function = f"{distribution}_"
     if not isinstance(tensor, (torch.Tensor, np.ndarray)):
         raise TypeError(f"{function}: tensor must be a torch.Tensor or numpy.ndarray, got {type(tensor).__name__}")
+    if isinstance(tensor, torch.Tensor):
+        check_not_stand_in(function, tensor)
     key = resolve_seed(seed)
     identity = _identity(function, 0 if tensor_id is None else tensor_id, draw)
     local: Any = tensor

@@ -19,7 +19,7 @@ from torch.nn.modules import module as nn_module
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from .errors import RecordError
-from .locate import torchrec
+from .locate import deepspeed, torchrec
 from .locate.dtensor import is_dtensor
 from .locate.plain import is_plain
 from .modes import DispatchMode, FunctionMode
@@ -223,9 +223,11 @@ def recording() -> Iterator[None]:
             numbers, or of memory that nothing wrote), or works on sharded tensors: the message names the line.
     """
     seen, recorder = _Seen(), Recorder()
-    with taping(recorder), seen.watching():
+    with deepspeed.partitioning_later(seen.modules) as partitioning, taping(recorder), seen.watching():
         yield
-    _attach(recorder, seen.modules())
+    modules = seen.modules()
+    _attach(recorder, modules)
+    partitioning.carry_out(modules)
 
 
 # The modules that carry a record, by id.

@@ -72,7 +72,7 @@ def _in_flat_parameters(model: nn.Module) -> dict[tuple[int, str], tuple[Any, tu
 
 
 def held_elsewhere(model: nn.Module) -> tuple[dict[int, list[tuple[str, Held, Any]]], set[int]]:
-    """What TorchRec and FairScale hold: id of module -> (name, parameter, tie key); and the ids of what they register
+    """What frameworks outside torch hold: id of module -> (name, parameter, tie key); and the ids of what they register
     in the place of it."""
     parameters = held_by_frameworks(model.modules())
     found: dict[int, list[tuple[str, Held, Any]]] = {}
@@ -116,10 +116,7 @@ def tensors_of(model: nn.Module) -> list[ModelTensor]:
             if is_lazy(tensor):
                 raise RecordError(f"{where} is lazy and has no shape yet: run the model once first, on meta if need be")
             known = _known(record, name)
-            if hasattr(tensor, "ds_shape"):
-                if known is None:
-                    raise RecordError(f"{where} is a DeepSpeed ZeRO-3 parameter: build the model inside recording()")
-            elif known is not None and known.ref.sizes != tuple(tensor.shape):
+            if known is not None and known.ref.sizes != tuple(tensor.shape):
                 known = None  # replaced since (a resized embedding): what was recorded is of another tensor
             found.append(
                 ModelTensor(

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 import torch.nn as nn
 
-from . import fairscale, torchrec
+from . import deepspeed, fairscale, torchrec
 from .held import HeldParameters
 
 
 def held_by_frameworks(modules: Iterable[nn.Module]) -> HeldParameters:
-    """What TorchRec and FairScale hold of the parameters of a model, given all its modules."""
+    """What TorchRec, FairScale and DeepSpeed hold of the parameters of a model, given all its modules."""
     found = HeldParameters()
     distinct = list({id(module): module for module in modules}.values())
-    for adapter in (torchrec, fairscale):
+    for adapter in (torchrec, fairscale, deepspeed):
         if adapter.PACKAGE in sys.modules:
             adapter.collect(distinct, found)
     return found
