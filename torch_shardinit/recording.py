@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import random
 import threading
@@ -17,9 +18,10 @@ import torch
 import torch.nn as nn
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .errors import RecordError
-from .locate import deepspeed, torchrec
+from .locate import deepspeed, megatron, torchrec
 from .locate.dtensor import is_dtensor
 from .locate.plain import is_plain
 from .modes import DispatchMode, FunctionMode
@@ -223,10 +225,15 @@ def recording() -> Iterator[None]:
             numbers, or of memory that nothing wrote), or works on sharded tensors: the message names the line.
     """
     seen, recorder = _Seen(), Recorder()
-    with deepspeed.partitioning_later(seen.modules) as partitioning, taping(recorder), seen.watching():
-        yield
+    with deepspeed.partitioning_later(seen.modules) as partitioning, megatron.wholes_on_meta() as wholes:
+        with taping(recorder), seen.watching():
+            yield
+            if megatron.is_used():
+                modules = seen.modules()
+                modules += _written_again(recorder.writer, modules)
+                wholes.complete(modules, recorder.writer, functools.partial(_constant_now, recorder))
     modules = seen.modules()
-    _attach(recorder, modules)
+    _attach(recorder, modules, wholes)
     partitioning.carry_out(modules)
 
 
@@ -264,7 +271,23 @@ def _was_sharded_before(writer: Writer, tensor: torch.Tensor) -> bool:
     return is_plain(local) and (number is None or not writer.tape.writers(number))
 
 
-def _attach(recorder: Recorder, modules: list[nn.Module]) -> None:
+def _constant_now(recorder: Recorder, tensor: torch.Tensor, what: str) -> float:
+    """The one value that all elements of a recorded tensor have."""
+    try:
+        (values,) = recorder.values([tensor], f"{what} must be the same for all elements of it")
+    except RecordError as error:
+        raise RecordError(f"{error}. Give such code as init_fn, which sees the whole") from error
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        flat = values.reshape(-1)
+        if not bool((flat == flat[0]).all()):
+            raise RecordError(
+                f"{what} must be the same for all elements of it, got different ones, written by code that sees one "
+                "rank's part. Give such code as init_fn, which sees the whole"
+            )
+        return flat[0].item()
+
+
+def _attach(recorder: Recorder, modules: list[nn.Module], wholes: megatron.Wholes) -> None:
     writer, records = recorder.writer, []
     for module in [*modules, *_written_again(writer, modules)]:
         tensors = {}
@@ -289,7 +312,7 @@ def _attach(recorder: Recorder, modules: list[nn.Module]) -> None:
             if tensor.device.type != "meta":
                 writer.capture(tensor)
             tensors[name] = TensorRecord(
-                writer.ref(tensor),
+                writer.ref(wholes.of(tensor)),
                 kind,
                 persistent,
                 weakref.ref(tensor),

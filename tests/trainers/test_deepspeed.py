@@ -275,7 +275,7 @@ def _stock_worker(rank: int, world: int) -> None:
 
 
 def _huggingface_worker(rank: int, world: int) -> None:
-    """With a live HfDeepSpeedConfig, from_config enters zero.Init by itself."""
+    """With a live HfDeepSpeedConfig, from_config enters zero.Init by itself, and then initialises on rank 0 alone."""
     from transformers import AutoModelForCausalLM, LlamaConfig
     from transformers.integrations import HfDeepSpeedConfig
 
@@ -288,15 +288,22 @@ def _huggingface_worker(rank: int, world: int) -> None:
         pad_token_id=5,
         tie_word_embeddings=True,
     )
+
+    def initialize(model: Any) -> None:
+        model.initialize_weights()
+
     with shardinit.recording():
         whole = AutoModelForCausalLM.from_config(llama)
-    shardinit.init_model_(whole, SEED, device="cpu")
+    shardinit.init_model_(whole, SEED, device="cpu", init_fn=initialize)
     alive = HfDeepSpeedConfig(dw.config(3))
     with shardinit.recording():
         model = AutoModelForCausalLM.from_config(llama)
     del alive
+    if rank > 0:
+        with pytest.raises(shardinit.UninitializedError, match=r"no recorded code initialises 15 tensors"):
+            shardinit.init_model_(model, SEED, device="cpu")
     with local_init(model):
-        shardinit.init_model_(model, SEED, device="cpu")
+        shardinit.init_model_(model, SEED, device="cpu", init_fn=initialize)
     assert_partitioned(model, world)
     assert_equal(as_gathered(model), values_of(whole), "from_config under zero.Init")
 

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 import torch.nn as nn
 
-from . import deepspeed, fairscale, torchrec
+from . import deepspeed, fairscale, megatron, torchrec
 from .held import HeldParameters
 
 
 def held_by_frameworks(modules: Iterable[nn.Module]) -> HeldParameters:
-    """What TorchRec, FairScale and DeepSpeed hold of the parameters of a model, given all its modules."""
+    """What they hold of the parameters of a model, given all its modules."""
     found = HeldParameters()
     distinct = list({id(module): module for module in modules}.values())
-    for adapter in (torchrec, fairscale, deepspeed):
+    for adapter in (torchrec, fairscale, deepspeed, megatron):
         if adapter.PACKAGE in sys.modules:
             adapter.collect(distinct, found)
     return found
