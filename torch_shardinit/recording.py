@@ -274,16 +274,13 @@ def _was_sharded_before(writer: Writer, tensor: torch.Tensor) -> bool:
 def _constant_now(recorder: Recorder, tensor: torch.Tensor, what: str) -> float:
     """The one value that all elements of a recorded tensor have."""
     try:
-        (values,) = recorder.values([tensor], f"{what} must be the same for all elements of it")
+        (values,) = recorder.values([tensor], what)
     except RecordError as error:
         raise RecordError(f"{error}. Give such code as init_fn, which sees the whole") from error
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         flat = values.reshape(-1)
         if not bool((flat == flat[0]).all()):
-            raise RecordError(
-                f"{what} must be the same for all elements of it, got different ones, written by code that sees one "
-                "rank's part. Give such code as init_fn, which sees the whole"
-            )
+            raise RecordError(f"{what}, got different values. Give such code as init_fn, which sees the whole")
         return flat[0].item()
 
 

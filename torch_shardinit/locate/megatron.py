@@ -155,7 +155,8 @@ class Wholes:
                         "give such code as init_fn, which sees the whole"
                     )
                 continue
-            value = value_of(parameter, f"the init of {name}, a tensor parallel parameter,") if written else None
+            what = f"{name} is tensor parallel and was written by code that sees one rank's part: all must be equal"
+            value = value_of(parameter, what) if written else None
             if value is not None:
                 whole = torch.full(cut.whole(parameter.shape), value, dtype=parameter.dtype, device="meta")
                 self.note(parameter, whole)
