@@ -7,15 +7,8 @@ printed stays the same on any number of processes that divides 4, although ranks
 leave use_cpu_initialization out and pass device="cuda".
 """
 
-import logging
-import warnings
-
 import torch
 import torch.distributed as dist
-
-warnings.simplefilter("ignore")
-logging.disable(logging.WARNING)
-
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
