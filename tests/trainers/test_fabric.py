@@ -103,7 +103,9 @@ def _worker(rank: int, world: int) -> None:
             model = fabric.setup(_recorded(fabric))
         assert any("Parameter initialization incomplete" in str(one.message) for one in caught) or rank > 0
         assert differing(gathered(model.module), values_of(whole))
-        assert not same_on_all_ranks(gathered(model.module)["embedding.weight"]) or dp > 1  # replicas under tensor parallelism
+        assert (
+            not same_on_all_ranks(gathered(model.module)["embedding.weight"]) or dp > 1
+        )  # replicas under tensor parallelism
         with local_init(model), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "head.weight and embedding.weight were recorded as one")
             shardinit.init_model_(model, SEED)
