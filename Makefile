@@ -1,14 +1,15 @@
-# make demo: see it work.  make test: the whole suite.  make lint, make bench, make check-install: see CONTRIBUTING.md.
+# make demo: see it work.  make test: the whole suite.  make test-frameworks, make lint, make bench, make check-install: see CONTRIBUTING.md.
 # TORCH chooses another torch, VENV another environment, PYTHON the interpreter that makes it.
 PYTHON ?= python3
 DEFAULT_TORCH = torch==2.13.0
 TORCH ?= $(DEFAULT_TORCH)
 VENV ?= .venv
+TRAINERS_VENV ?= .venv-frameworks
 BIN = $(VENV)/bin
 SOURCES = $(wildcard csrc/*) CMakeLists.txt setup.py pyproject.toml
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test sweep lint format bench pictures check-install clean
+.PHONY: demo test sweep test-frameworks lint format bench pictures check-install clean
 
 demo: $(STAMP)
 	$(BIN)/python -m torch_shardinit verify
@@ -20,6 +21,12 @@ test: $(STAMP) $(VENV)/.recsys $(VENV)/.sweep
 # Hundreds of models of real packages, a table of them. SWEEP="--package timm --models vit" chooses.
 sweep: $(STAMP) $(VENV)/.sweep
 	PYTHONPATH=$$(cat $(VENV)/.sweep):tests $(BIN)/python -m sweep $(SWEEP)
+
+# DeepSpeed, Megatron-core, transformers, Fabric, ...: the real packages, in an environment of their own.
+test-frameworks:
+	$(MAKE) VENV=$(TRAINERS_VENV) $(TRAINERS_VENV)/.trainers
+	DS_ACCELERATOR=cpu HF_HUB_OFFLINE=1 TORCH_EXTENSIONS_DIR=$(abspath $(TRAINERS_VENV))/extensions \
+		timeout 900 $(TRAINERS_VENV)/bin/python -m pytest -q tests/trainers $(PYTEST)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -70,6 +77,11 @@ $(VENV)/.sweep: tests/sweep/requirements.txt | $(VENV)/.torch $(STAMP)
 	if $(IS_DEFAULT); then $(BIN)/pip install -q --no-deps --target $(VENV)/sweep -r tests/sweep/requirements.txt && \
 		echo "$(abspath $(VENV)/sweep)" > $@; else touch $@; fi
 
+# DeepSpeed comes as source and looks at the torch that is there; without its own kernels it takes seconds.
+$(VENV)/.trainers: tests/trainers/requirements.txt $(STAMP) | $(VENV)/.torch
+	DS_BUILD_OPS=0 $(BIN)/pip install -q --no-deps --no-build-isolation -r tests/trainers/requirements.txt
+	touch $@
+
 # Editable, so that tests run on these files; the extension is built again when a source of it changes.
 $(STAMP): $(VENV)/.torch $(SOURCES)
 	$(BIN)/pip install -q -e ".[test]"
@@ -86,4 +98,4 @@ $(VENV)/.lint: $(STAMP)
 	touch $@
 
 clean:
-	rm -rf build $(VENV) torch_shardinit/_native*.so *.egg-info
+	rm -rf build $(VENV) $(TRAINERS_VENV) torch_shardinit/_native*.so *.egg-info

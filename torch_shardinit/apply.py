@@ -264,7 +264,9 @@ def apply_plan(
     entries: dict[str, Entry] = {}
     owners: dict[int, torch.Tensor] = {}
     first_name: dict[str, str] = {}
-    for one, entry in _entries_of(plan, located.pieces, rename, patterns):
+    for one, entry in _entries_of(plan, [*located.pieces, *located.copies], rename, patterns):
+        if id(one.owner) in located.refusals:
+            raise ValueError(f"{one.name}: {located.refusals[id(one.owner)]}")
         if first_name.setdefault(entry.name, one.name) != one.name and 0 not in entry.shape:
             warnings.warn(
                 f"{one.name} and {first_name[entry.name]} were recorded as one tensor and are two in this model (a tie "

@@ -12,6 +12,7 @@ import torch
 
 from . import _native
 from .draws import DTYPE_CODES, INTEGER_DTYPES, check_draw, lower
+from .locate.deepspeed import check_not_stand_in
 from .locate.dtensor import is_dtensor, locate_dtensor
 from .native import check_memory, fill, piece
 from .stream import as_int, resolve_seed
@@ -115,6 +116,8 @@ def raw_fill(
     function = f"{distribution}_"
     if not isinstance(tensor, (torch.Tensor, np.ndarray)):
         raise TypeError(f"{function}: tensor must be a torch.Tensor or numpy.ndarray, got {type(tensor).__name__}")
+    if isinstance(tensor, torch.Tensor):
+        check_not_stand_in(function, tensor)
     key = resolve_seed(seed)
     identity = _identity(function, 0 if tensor_id is None else tensor_id, draw)
     local: Any = tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
 import weakref
@@ -15,10 +16,13 @@ import torch
 import torch.nn as nn
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import other_generators
 from .errors import RecordError
-from .locate import torchrec
+from .locate import deepspeed, megatron, torchrec
+from .locate.dtensor import is_dtensor
+from .locate.plain import is_plain
 from .modes import DispatchMode, FunctionMode
 from .program import Ref
 from .recorder import Recorder
@@ -208,9 +212,16 @@ def recording() -> Iterator[None]:
             numbers, or of memory that nothing wrote), or works on sharded tensors: the message names the line.
     """
     seen, recorder = _Seen(), Recorder()
-    with taping(recorder), seen.watching():
-        yield
-    _attach(recorder, seen.modules())
+    with deepspeed.partitioning_later(seen.modules) as partitioning, megatron.wholes_on_meta() as wholes:
+        with taping(recorder), seen.watching():
+            yield
+            if megatron.is_used():
+                modules = seen.modules()
+                modules += _written_again(recorder.writer, modules)
+                wholes.complete(modules, recorder.writer, functools.partial(_constant_now, recorder))
+    modules = seen.modules()
+    _attach(recorder, modules, wholes)
+    partitioning.carry_out(modules)
 
 
 # The modules that carry a record, by id.
@@ -238,12 +249,39 @@ def _written_again(writer: Writer, seen: list[nn.Module]) -> list[nn.Module]:
     return found
 
 
-def _attach(recorder: Recorder, modules: list[nn.Module]) -> None:
+def _was_sharded_before(writer: Writer, tensor: torch.Tensor) -> bool:
+    """Whether a DTensor is none of this recording's: no operation of it has met the local tensor's memory."""
+    if not is_dtensor(tensor):
+        return False
+    local = tensor._local_tensor  # type: ignore[attr-defined]
+    number = writer.known_number(local)
+    return is_plain(local) and (number is None or not writer.tape.writers(number))
+
+
+def _constant_now(recorder: Recorder, tensor: torch.Tensor, what: str) -> float:
+    """The one value that all elements of a recorded tensor have."""
+    try:
+        (values,) = recorder.values([tensor], what)
+    except RecordError as error:
+        raise RecordError(f"{error}. Give such code as init_fn, which sees the whole") from error
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        flat = values.reshape(-1)
+        if not bool((flat == flat[0]).all()):
+            raise RecordError(f"{what}, got different values. Give such code as init_fn, which sees the whole")
+        return flat[0].item()
+
+
+def _attach(recorder: Recorder, modules: list[nn.Module], wholes: megatron.Wholes) -> None:
     writer, records = recorder.writer, []
     for module in [*modules, *_written_again(writer, modules)]:
         tensors = {}
+        earlier = record_of(module)
         for name, tensor, kind, persistent in own_tensors(module):
             if is_lazy(tensor) or tensor.layout is not torch.strided:
+                continue
+            if _was_sharded_before(writer, tensor):  # an adapter was put around a module that is sharded
+                if earlier is not None and name in earlier.tensors:
+                    tensors[name] = earlier.tensors[name]
                 continue
             if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
                 raise RecordError(
@@ -258,7 +296,7 @@ def _attach(recorder: Recorder, modules: list[nn.Module]) -> None:
             if tensor.device.type != "meta":
                 writer.capture(tensor)
             tensors[name] = TensorRecord(
-                writer.ref(tensor),
+                writer.ref(wholes.of(tensor)),
                 kind,
                 persistent,
                 weakref.ref(tensor),

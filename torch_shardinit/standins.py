@@ -15,6 +15,7 @@ import torch
 import torch.nn as nn
 
 from .errors import RecordError
+from .locate import fsdp2
 from .locate.frameworks import held_by_frameworks
 from .locate.fsdp1 import entries, flat_parameter_of, handle_of
 from .locate.held import Held
@@ -71,7 +72,7 @@ def _in_flat_parameters(model: nn.Module) -> dict[tuple[int, str], tuple[Any, tu
 
 
 def held_elsewhere(model: nn.Module) -> tuple[dict[int, list[tuple[str, Held, Any]]], set[int]]:
-    """What TorchRec and FairScale hold: id of module -> (name, parameter, tie key); and the ids of what they register
+    """What frameworks outside torch hold: id of module -> (name, parameter, tie key); and the ids of what they register
     in the place of it."""
     parameters = held_by_frameworks(model.modules())
     found: dict[int, list[tuple[str, Held, Any]]] = {}
@@ -115,10 +116,7 @@ def tensors_of(model: nn.Module) -> list[ModelTensor]:
             if is_lazy(tensor):
                 raise RecordError(f"{where} is lazy and has no shape yet: run the model once first, on meta if need be")
             known = _known(record, name)
-            if hasattr(tensor, "ds_shape"):
-                if known is None:
-                    raise RecordError(f"{where} is a DeepSpeed ZeRO-3 parameter: build the model inside recording()")
-            elif known is not None and known.ref.sizes != tuple(tensor.shape):
+            if known is not None and known.ref.sizes != tuple(tensor.shape):
                 known = None  # replaced since (a resized embedding): what was recorded is of another tensor
             found.append(
                 ModelTensor(
@@ -216,6 +214,7 @@ def stand_ins(
     themselves (attributes, registrations, flags) is undone at the end, and after an exception."""
     modules = list(model.modules())
     saved = [_save(module) for module in modules]
+    classes = [type(module) for module in modules]
     undo_apply = _plain_apply(modules)
     maker = _Maker(recorder, num_bytes)
     made: dict[tuple[int, str], torch.Tensor] = {}
@@ -232,14 +231,18 @@ def stand_ins(
             one.module.__dict__.pop(one.name, None)  # FSDP1 leaves views there that would hide the parameter
             registry[one.name] = made[id(one.module), one.name]
         for module in modules:
+            if (written := fsdp2.written_class(module)) is not type(module):
+                module.__class__ = written
             if isinstance(module, nn.RNNBase):
                 weights = [module._parameters.get(name) for name in module._flat_weights_names]
                 module.__dict__["_flat_weights"] = weights
         yield made
     finally:
         undo_apply()
-        for module, state in zip(modules, saved, strict=True):
+        for module, state, cls in zip(modules, saved, classes, strict=True):
             _restore(module, state)
+            if type(module) is not cls:
+                module.__class__ = cls
 
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")

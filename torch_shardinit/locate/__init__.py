@@ -16,6 +16,7 @@ from . import fsdp2
 from .dtensor import dtensor_box, is_dtensor, locate_dtensor
 from .frameworks import held_by_frameworks
 from .fsdp1 import flat_parameter_of, handle_of, is_inside_unit, parts_of_handle
+from .held import HeldParameters
 from .names import join, walk_modules
 from .piece import Kind, Located, Piece, boxes_of_piece
 from .plain import check_strided, geometry, is_plain
@@ -35,6 +36,7 @@ class _Found:
     names: set[str] = field(default_factory=set)
     global_shape: tuple[int, ...] = ()
     parts: list[tuple[torch.Tensor, int | tuple[int, ...]]] = field(default_factory=list)
+    copies: tuple[tuple[torch.Tensor, int | tuple[int, ...]], ...] = ()
 
 
 def _registered(modules: list[tuple[str, nn.Module]], buffers: bool) -> dict[int, _Found]:
@@ -87,9 +89,8 @@ def _fsdp1(modules: list[tuple[str, nn.Module]], registered: dict[int, _Found]) 
 
 def _of_frameworks(
     modules: list[tuple[str, nn.Module]], registered: dict[int, _Found]
-) -> tuple[list[_Found], list[torch.Tensor]]:
-    """What TorchRec and FairScale hold, and its padding; what they register in its place is taken out of
-    `registered`."""
+) -> tuple[list[_Found], HeldParameters]:
+    """What frameworks outside torch hold; what they register in its place is taken out of `registered`."""
     held = held_by_frameworks(module for _, module in modules)
     names_of_module = _names_of_module(modules) if held.tensors else {}
     found = []
@@ -107,8 +108,8 @@ def _of_frameworks(
                 "the module that holds each sharded parameter must still be in the model, got a "
                 f"{type(module).__name__} that is not, with parameter {attribute!r}"
             )
-        found.append(_Found(one.owner, "parameter", names, one.shape, one.parts))
-    return found, held.padding
+        found.append(_Found(one.owner, "parameter", names, one.shape, one.parts, one.copies))
+    return found, held
 
 
 def _find_parts(one: _Found) -> bool:
@@ -169,10 +170,11 @@ def locate(model: nn.Module, *, buffers: bool = True) -> Located:
         fsdp2.check_sharded(module, name)
     registered = _registered(modules, buffers)
     flat, padding = _fsdp1(modules, registered)
-    held, held_padding = _of_frameworks(modules, registered)
+    held, of_frameworks = _of_frameworks(modules, registered)
     # Ties within FSDP1 are known by name; its empty views share geometry without being tied.
     found = [*flat, *held, *_join_ties([one for one in registered.values() if _find_parts(one)])]
     pieces: list[Piece] = []
+    copies: list[Piece] = []
     owner_of_name: dict[str, _Found] = {}
     for one in found:
         aliases = tuple(sorted(one.names))
@@ -183,8 +185,9 @@ def locate(model: nn.Module, *, buffers: bool = True) -> Located:
                     f"{alias}: each tensor must have a name of its own once wrappers are taken out of it, got two: of "
                     f"shapes {other.global_shape} and {one.global_shape}"
                 )
-        pieces += [
-            Piece(aliases[0], aliases, one.kind, one.global_shape, local, offset, one.owner)
-            for local, offset in one.parts
-        ]
-    return Located(pieces, padding + held_padding)
+        for found_in, places in ((pieces, one.parts), (copies, one.copies)):
+            found_in += [
+                Piece(aliases[0], aliases, one.kind, one.global_shape, local, offset, one.owner)
+                for local, offset in places
+            ]
+    return Located(pieces, padding + of_frameworks.padding, copies, of_frameworks.refusals)

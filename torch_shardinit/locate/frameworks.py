@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 import torch.nn as nn
 
-from . import fairscale, torchrec
+from . import deepspeed, fairscale, megatron, torchrec
 from .held import HeldParameters
 
 
 def held_by_frameworks(modules: Iterable[nn.Module]) -> HeldParameters:
-    """What TorchRec and FairScale hold of the parameters of a model, given all its modules."""
+    """What they hold of the parameters of a model, given all its modules."""
     found = HeldParameters()
-    imported = [adapter for adapter in (torchrec, fairscale) if adapter.PACKAGE in sys.modules]
+    imported = [adapter for adapter in (torchrec, fairscale, deepspeed, megatron) if adapter.PACKAGE in sys.modules]
     if imported:
         distinct = list({id(module): module for module in modules}.values())
         for adapter in imported:

@@ -1,4 +1,5 @@
-"""fully_shard (FSDP2): its parameters are DTensors, which dtensor.py locates; here, whether a module shows them."""
+"""fully_shard (FSDP2): its parameters are DTensors, which dtensor.py locates; here, whether a module shows them, and
+what class it had."""
 
 from __future__ import annotations
 
@@ -17,6 +18,16 @@ def _param_groups(module: nn.Module) -> list[Any]:
         return list(state._fsdp_param_groups)
     group = private(state, "_fsdp_param_group")
     return [] if group is None else [group]
+
+
+def written_class(module: nn.Module) -> type:
+    """The class of a module as its author knows it. fully_shard and replicate give a module a class of their own, made
+    of theirs and of the one it had: init code that asks for `type(module)` or its `__module__` is misled by it."""
+    cls = type(module)
+    base = cls.__mro__[1].__name__ if len(cls.__mro__) > 2 else ""
+    if base in ("FSDPModule", "ReplicateModule", "DDP") and cls.__mro__[1].__module__.startswith("torch.distributed."):
+        return cls.__mro__[getattr(cls, "_orig_cls_mro_index", 2)]
+    return cls
 
 
 def check_sharded(module: nn.Module, name: str) -> None:

@@ -24,6 +24,7 @@ class Held:
     holders: (module, attribute) of each place where the unsharded model has it.
     shape, dtype: of the whole. requires_grad: as the framework keeps it.
     parts: (local view, offset) as in Piece, at least one; of no elements where this rank holds none.
+    copies: further memory that must hold the same values and does not count: what a framework keeps gathered.
     """
 
     owner: torch.Tensor
@@ -32,16 +33,19 @@ class Held:
     dtype: torch.dtype
     requires_grad: bool
     parts: Parts
+    copies: tuple[tuple[torch.Tensor, int | tuple[int, ...]], ...] = ()
 
 
 @dataclass
 class HeldParameters:
     """`hidden`: ids of registered tensors, beside the owners, that the unsharded model does not have: a framework's own
-    tables of indices. `padding`: views of elements that belong to no parameter."""
+    tables of indices. `padding`: views of elements that belong to no parameter. `refusals`: by the id of a registered
+    tensor, why a fill of it would be lost."""
 
     tensors: list[Held] = field(default_factory=list)
     hidden: set[int] = field(default_factory=set)
     padding: list[torch.Tensor] = field(default_factory=list)
+    refusals: dict[int, str] = field(default_factory=dict)
 
 
 def misfit(package: str, name: str, message: str) -> ValueError:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import torch.nn as nn
 
+from .private import private
+
 # Attributes that only a wrapper has.
 _WRAPPED_ATTRIBUTES = frozenset(
     {
@@ -64,6 +66,14 @@ def is_wrapper_child(parent: nn.Module, child_name: str) -> bool:
     return child_name == "module" and any(is_a(parent, *wrapper) for wrapper in _MODULE_WRAPPERS)
 
 
+def _first_number(parent: nn.Module, child_name: str) -> int:
+    """What the children of `child_name`, a list, begin to be numbered with in the whole model. Megatron numbers each
+    rank's experts from 0; in the whole model they follow those of the ranks before."""
+    if child_name == "local_experts" and is_a(parent, "megatron", "SequentialMLP"):
+        return private(parent, "ep_group", "megatron").rank() * private(parent, "num_local_experts", "megatron")
+    return 0
+
+
 def join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
@@ -73,7 +83,7 @@ def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     paths comes once for each of its canonical names; a wrapper comes with the name of what it wraps."""
     seen: set[tuple[str, int]] = set()
 
-    def visit(name: str, module: nn.Module, path: frozenset[int]) -> Iterator[tuple[str, nn.Module]]:
+    def visit(name: str, module: nn.Module, path: frozenset[int], first: int = 0) -> Iterator[tuple[str, nn.Module]]:
         if (name, id(module)) in seen or id(module) in path:  # a module may hold one of its ancestors
             return
         seen.add((name, id(module)))
@@ -83,7 +93,8 @@ def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         path = path | {id(module)}
         for child_name, child in module._modules.items():
             if child is not None:
-                child_full_name = name if is_wrapper_child(module, child_name) else join(name, child_name)
-                yield from visit(child_full_name, child, path)
+                own_name = str(int(child_name) + first) if first else child_name
+                child_full_name = name if is_wrapper_child(module, child_name) else join(name, own_name)
+                yield from visit(child_full_name, child, path, _first_number(module, child_name))
 
     yield from visit("", model, frozenset())

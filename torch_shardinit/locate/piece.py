@@ -38,10 +38,16 @@ class Piece:
 @dataclass(frozen=True, eq=False)
 class Located:
     """`pieces`, those of FSDP1 units first, else in the order of the model's modules; and the `padding` between and
-    behind them in the local shards of flat parameters: views of elements that belong to no parameter."""
+    behind them in the local shards of flat parameters: views of elements that belong to no parameter.
+
+    copies: pieces again, in further memory that a framework keeps equal to them: to be filled, not to be counted.
+    refusals: by the id of an owner, why a fill of it would be lost.
+    """
 
     pieces: list[Piece]
     padding: list[torch.Tensor] = field(default_factory=list)
+    copies: list[Piece] = field(default_factory=list)
+    refusals: dict[int, str] = field(default_factory=dict)
 
 
 def boxes_of_piece(piece: Piece) -> list[region.Box]:
