@@ -142,6 +142,12 @@ def exercise() -> None:
         lambda t, **k: shardinit.trunc_normal_(t, **k),
         lambda t, **k: shardinit.trunc_normal_(t, a=5.0, b=7.0, **k),
         lambda t, **k: shardinit.trunc_normal_(t, a=0.0, b=0.1, **k),
+        lambda t, **k: shardinit.exponential_(t, **k),
+        lambda t, **k: shardinit.log_normal_(t, **k),
+        lambda t, **k: shardinit.cauchy_(t, **k),
+        lambda t, **k: shardinit.geometric_(t, 0.3, **k),
+        lambda t, **k: shardinit.bernoulli_(t, 0.3, **k),
+        lambda t, **k: shardinit.random_(t, -5, 100, **k),
     )
     for dtype in dtypes:
         for number, draw in enumerate(draws):
@@ -154,10 +160,14 @@ def exercise() -> None:
     for dtype in (*dtypes, torch.float8_e5m2):
         flat = torch.empty(10_007, dtype=dtype, device="cuda")
         box = torch.empty(37, 64, dtype=dtype, device="cuda")[:, 5:48]
-        unary = native.unary_codes([("mul", (0.5,)), ("clamp", (-0.2, 0.2))])
+        functions = [("erfinv", ()), ("exp", ()), ("log", ()), ("neg", ()), ("sqrt", ())]
+        unary = native.unary_codes([("mul", (0.5,)), ("clamp", (-0.2, 0.2)), *functions])
         native.fill([native.piece(flat[3:], "fill", (0.7,), steps=(1,), **where)], flat.device)
         native.fill([native.piece(box, "fill", (0.7,), steps=(1000, 1), **where)], flat.device)
         native.fill([native.piece(box, "normal", (1.0, 0.0), steps=(1000, 1), unary=unary, **where)], flat.device)
+    for dtype in (torch.bool, torch.int16, torch.int32, torch.int64):
+        shardinit.bernoulli_(torch.empty(64, 37, dtype=dtype, device="cuda").t(), seed=1, tensor_id=9)
+        shardinit.random_(torch.empty(10_007, dtype=dtype, device="cuda"), 0, 2, seed=1, tensor_id=9)
     for dtype in (torch.int32, torch.int64):
         shardinit.random_bits_(torch.empty(10_007, dtype=dtype, device="cuda"), seed=1, tensor_id=99)
         shardinit.random_bits_(torch.empty(64, 37, dtype=dtype, device="cuda").t(), seed=1, tensor_id=9)

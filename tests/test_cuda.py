@@ -15,7 +15,7 @@ from conftest import TORCH_DTYPES, assert_bitwise_equal, patterns
 from torch import nn
 
 import torch_shardinit as shardinit
-from torch_shardinit import _native
+from torch_shardinit import _native, native
 
 pytestmark = pytest.mark.cuda
 
@@ -34,6 +34,13 @@ CASES = [
     ("uniform", dict(a=-(2.0**-120), b=2.0**-120)),
     ("normal", dict(std=1e-39, mean=1e-41)),
     ("trunc_normal", dict(std=1e-39, a=-2e-39, b=2e-39)),
+    ("exponential", dict(lambd=0.7)),
+    ("log_normal", dict(mean=-95.0, std=5.0)),
+    ("log_normal", dict(mean=80.0, std=10.0)),
+    ("cauchy", dict(median=0.1, sigma=3.0)),
+    ("geometric", dict(p=1e-3)),
+    ("bernoulli", dict(p=0.3)),
+    ("random", dict(low=-5, high=2**40)),
 ]
 EDGES = (0, 1, 3, 2**32 - 301, 2**34 - 302, 2**63 - 100_003)
 
@@ -61,6 +68,28 @@ def test_raw_words(dtype: torch.dtype) -> None:
         got = fill("random_bits", torch.empty(100_003, dtype=dtype, device="cuda"), {}, offset=first)
         want = fill("random_bits", torch.empty(100_003, dtype=dtype), {}, offset=first)
         assert torch.equal(got.cpu(), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_integers(dtype: torch.dtype) -> None:
+    for first in EDGES:
+        for name, kwargs in (("bernoulli", dict(p=0.3)), ("random", dict(low=0, high=2)), ("random", {})):
+            got = fill(name, torch.empty(100_003, 2, dtype=dtype, device="cuda")[:, 1], kwargs, offset=first)
+            want = fill(name, torch.empty(100_003, dtype=dtype), kwargs, offset=first)
+            assert torch.equal(got.cpu(), want), (name, first)
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "sqrt", "erfinv"])
+def test_functions(name: str) -> None:
+    """Over numbers of both signs, large and small, NaN made on the way."""
+    unary = native.unary_codes([("mul", (3.0,)), (name, ()), ("mul", (0.5,))])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for distribution, params in (("uniform", (-0.34, 0.34)), ("normal", (30.0, 0.0)), ("normal", (1e-40, 0.0))):
+            tensors = [torch.empty(100_003, dtype=dtype, device=device) for device in ("cuda", "cpu")]
+            for tensor in tensors:
+                where = dict(seed=1, tensor_id=2, start=3, steps=(1,), unary=unary)
+                native.fill([native.piece(tensor, distribution, params, **where)], tensor.device)
+            assert_bitwise_equal(patterns(tensors[0].cpu()), patterns(tensors[1]), f"{name} {dtype} {params}")
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES)
