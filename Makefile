@@ -68,7 +68,7 @@ $(VENV)/.recsys: tests/frameworks.txt | $(VENV)/.torch $(STAMP)
 # The stamp names the folder; it is empty where the packages are not for this torch, and the tests are then skipped.
 $(VENV)/.sweep: tests/sweep/requirements.txt | $(VENV)/.torch $(STAMP)
 	rm -rf $(VENV)/sweep
-	if $(IS_DEFAULT); then $(BIN)/pip install -q --no-deps --target $(VENV)/sweep -r tests/sweep/requirements.txt && \
+	if $(IS_DEFAULT); then $(BIN)/pip install -q --no-deps --no-compile --target $(VENV)/sweep -r tests/sweep/requirements.txt && \
 		echo "$(abspath $(VENV)/sweep)" > $@; else touch $@; fi
 
 # Editable, so that tests run on these files; the extension is built again when a source of it changes.
