@@ -74,7 +74,7 @@ $(VENV)/.recsys: tests/frameworks.txt | $(VENV)/.torch $(STAMP)
 # The stamp names the folder; it is empty where the packages are not for this torch, and the tests are then skipped.
 $(VENV)/.sweep: tests/sweep/requirements.txt | $(VENV)/.torch $(STAMP)
 	rm -rf $(VENV)/sweep
-	if $(IS_DEFAULT); then $(BIN)/pip install -q --no-deps --target $(VENV)/sweep -r tests/sweep/requirements.txt && \
+	if $(IS_DEFAULT); then $(BIN)/pip install -q --no-deps --no-compile --target $(VENV)/sweep -r tests/sweep/requirements.txt && \
 		echo "$(abspath $(VENV)/sweep)" > $@; else touch $@; fi
 
 # DeepSpeed comes as source and looks at the torch that is there; without its own kernels it takes seconds.

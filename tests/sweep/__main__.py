@@ -88,7 +88,7 @@ def main() -> int:
         failed = [(row, trace) for row, trace in results if row.failure]
         texts = [f"== {row.package} {row.model}\n{row.failure}\n{trace}" for row, trace in failed]
         Path(options.messages).write_text("\n".join(texts))
-    return 1 if any(row.failure for row in rows) else 0
+    return 1 if any(not row.not_built and (row.failure or row.stock != "ok") for row in rows) else 0
 
 
 if __name__ == "__main__":

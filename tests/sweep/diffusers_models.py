@@ -35,8 +35,6 @@ WIDTH = [
         32,
     ),
 ]
-BY_TYPE = [(r".*block_out_channels|.*channels|decoder_channels", None)]
-MODULES = ("models", "adapters")
 
 
 def shrunk(name: str, value: Any, rules: list[tuple[str, int]], widths: bool) -> Any:

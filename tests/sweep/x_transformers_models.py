@@ -103,8 +103,8 @@ def decoder(**options: Any) -> nn.Module:
 def _prepare(name: str) -> Make:
     if name in WRAPPERS:
         return checked(WRAPPERS[name])
-    layers = lambda: decoder(**DECODERS[name])  # noqa: E731
-    return checked(lambda: xt.TransformerWrapper(num_tokens=50, max_seq_len=16, attn_layers=layers()))
+    options = DECODERS[name]
+    return checked(lambda: xt.TransformerWrapper(num_tokens=50, max_seq_len=16, attn_layers=decoder(**options)))
 
 
 def models() -> list[tuple[str, Prepare]]:
