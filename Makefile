@@ -1,4 +1,4 @@
-# make demo: see it work.  make test: the whole suite.  make test-frameworks, make lint, make bench, make check-install: see CONTRIBUTING.md.
+# make demo: see it work.  make test: the whole suite.  make test-frameworks, lint, bench, check-install: CONTRIBUTING.md.
 # TORCH chooses another torch, VENV another environment, PYTHON the interpreter that makes it.
 PYTHON ?= python3
 DEFAULT_TORCH = torch==2.13.0

@@ -21,8 +21,8 @@ RUNS = {
     "pipeline": [(2, "", {r"rank \d: (\d) of \1 parameters equal the unsharded model's": 2})],
 }
 
-# Examples that need more than torch have a test of their own: test_torchrec_example.py.
-ELSEWHERE = {"torchrec_tables"}
+# Examples that need more than torch have tests of their own: test_torchrec_example.py, trainers/test_examples.py.
+ELSEWHERE = {"torchrec_tables", "deepspeed_zero3", "fabric", "megatron_tp", "transformers_fsdp2"}
 
 
 def run(name: str, processes: int, arguments: str) -> str:

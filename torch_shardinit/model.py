@@ -9,9 +9,8 @@ import torch
 import torch.nn as nn
 
 from .locate import fairscale
-from .locate.dtensor import is_dtensor
 from .locate.fsdp1 import is_inside_unit
-from .locate.names import is_a, join, walk_modules
+from .locate.names import join, walk_modules
 from .plan import Plan
 from .record import record
 from .standins import same_elements_key
@@ -29,32 +28,6 @@ def _registered(model: nn.Module) -> dict[int, tuple[torch.Tensor, list[tuple[nn
             if parameter is not None:
                 found.setdefault(id(parameter), (parameter, []))[1].append((module, name))
     return found
-
-
-def _apply_to_meta(model: nn.Module, allocate: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """model._apply(allocate), which leaves tensors with memory as they are.
-
-    torch swaps even a DTensor that stays for itself, and refuses that where anything holds a weak reference to it, as a
-    recording does: so where some DTensors have memory (adapters were added to a sharded model), they are kept from it.
-    """
-    if not any(is_dtensor(parameter) and not parameter.is_meta for parameter in model.parameters()):
-        model._apply(allocate)
-        return
-    modules = list(model.modules())
-    below = [any(tensor.is_meta for tensor in (*one.parameters(), *one.buffers())) for one in modules]
-    for module, has_meta in zip(reversed(modules), reversed(below), strict=True):  # children first
-        own = [*module._parameters.values(), *module._buffers.values()]
-        # fully_shard's modules look after parameters of their children.
-        if not (has_meta and (is_a(module, "torch", "FSDPModule") or any(t is not None and t.is_meta for t in own))):
-            continue
-        before = dict(module._parameters)
-        for name, parameter in before.items():
-            if parameter is not None and not parameter.is_meta:
-                del module._parameters[name]
-        module._apply(allocate, recurse=False)
-        fresh = dict(module._parameters)
-        module._parameters.clear()
-        module._parameters.update({**before, **fresh})
 
 
 def materialise_(model: nn.Module, device: torch.device | str) -> None:
@@ -80,7 +53,7 @@ def materialise_(model: nn.Module, device: torch.device | str) -> None:
     for parameter in model.parameters():
         if parameter.is_meta:
             parameter.grad = None  # of a run on meta: it has no values
-    _apply_to_meta(model, allocate)
+    model._apply(allocate)
     for (first, name), *others in ties:
         for module, other_name in others:
             module._parameters[other_name] = first._parameters[name]

@@ -314,6 +314,6 @@ def _attach(recorder: Recorder, modules: list[nn.Module], wholes: megatron.Whole
         module.__dict__[ATTRIBUTE] = ModuleRecord(tuple(tapes.values()), tensors)
         _recorded[id(module)] = module
         for name, tensor, _, _ in own_tensors(module):
-            if name in tensors:
+            if name in tensors and is_plain(tensor):
                 keep_number(tensor, tensors[name].ref.storage, tuple(tapes.values()))
     torchrec.note_collections(modules, record_of)
