@@ -25,6 +25,7 @@ NUM_SAMPLE = 12
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if not PACKAGES:
+        assert os.environ.get("SHARDINIT_REQUIRE_FRAMEWORKS") != "1", "SHARDINIT_SWEEP_PACKAGES must name a folder"
         pytest.skip("SHARDINIT_SWEEP_PACKAGES names no folder of the packages of tests/sweep/requirements.txt")
     folder = tmp_path_factory.mktemp("sweep")
     path = os.pathsep.join([PACKAGES, str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])

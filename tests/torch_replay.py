@@ -24,7 +24,9 @@ from torch_shardinit.tape import Node, Tape
 
 MOVES = frozenset({"clone", "_to_copy", "copy_"})
 JOINS = frozenset({"cat", "stack"})
-ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "div", "clamp", "clamp_min", "clamp_max", "neg"})
+ARITHMETIC = frozenset(
+    {"add", "sub", "rsub", "mul", "div", "clamp", "clamp_min", "clamp_max", "neg", "exp", "log", "sqrt", "erfinv"}
+)
 INIT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "trunc_normal_": nn.init._no_grad_trunc_normal_,
     "orthogonal_": nn.init.orthogonal_,
