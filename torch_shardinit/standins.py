@@ -118,6 +118,12 @@ def tensors_of(model: nn.Module) -> list[ModelTensor]:
             if hasattr(tensor, "ds_shape"):
                 if known is None:
                     raise RecordError(f"{where} is a DeepSpeed ZeRO-3 parameter: build the model inside recording()")
+            elif known is not None and known.ref.numel() and tuple(tensor.shape) == (0,):
+                raise RecordError(
+                    f"{where} was recorded with shape {list(known.ref.sizes)} and is empty now: it stands for a tensor "
+                    "that a framework unknown to this library holds elsewhere. Record the model before, and fill what "
+                    "holds the elements: Plan.fill_"
+                )
             elif known is not None and known.ref.sizes != tuple(tensor.shape):
                 known = None  # replaced since (a resized embedding): what was recorded is of another tensor
             found.append(
