@@ -119,18 +119,44 @@ def chain(model: nn.Module) -> None:
     model.c = nn.Parameter(model.b.detach() + torch.randn(4).abs())
 
 
+def cast_in_parts(model: nn.Module) -> None:
+    """Two casts of parts of one temporary; steps between two casts; the temporary drawn again for another tensor."""
+    source = torch.randn(6, 4).sin()
+    model.a, model.b = nn.Parameter(source[:3].to(torch.bfloat16)), nn.Parameter(source[3:].to(torch.bfloat16))
+    again = torch.empty(6, 4).normal_().sin_()
+    wide = again.to(torch.float64).mul_(1 / 3)
+    again.normal_()
+    model.c, model.d = nn.Parameter(wide.float()), nn.Parameter(again.sin())
+
+
+def swapped(model: nn.Module) -> None:
+    """The copies that are made on the way go to the other tensor."""
+    first, second = torch.randn(4).sin(), torch.randn(4).sin()
+    kept = first.clone()
+    first.copy_(second)
+    second.copy_(kept)
+    model.a, model.b = nn.Parameter(first), nn.Parameter(second)
+
+
+def copied_then_drawn_in_part(model: nn.Module) -> None:
+    source = torch.empty(4, 4).normal_().sin_()
+    model.w = nn.Parameter(torch.empty(4, 4))
+    model.w.data.copy_(source)
+    model.w.data[0].normal_()
+    source[1].normal_()
+    model.v = nn.Parameter(source[1:].exp())
+
+
+def copied_and_added(model: nn.Module) -> None:
+    source = torch.randn(4, 4).sin()
+    model.w = nn.Parameter(source.t().clone())
+    model.w.data.add_(source)
+
+
 BUILDS: list[Build] = [
     *(transformer, transformer_that_draws_again, spectral_norm, spectral_norm_before_init, steps_of_torch),
-    *(
-        two_tensors,
-        two_tensors_one_played,
-        two_tensors_both_played,
-        twice_in_one,
-        drawn_again,
-        both_draws,
-        cut_up,
-        chain,
-    ),
+    *(two_tensors, two_tensors_one_played, two_tensors_both_played, twice_in_one, drawn_again, both_draws, cut_up),
+    *(chain, cast_in_parts, swapped, copied_then_drawn_in_part, copied_and_added),
 ]
 
 

@@ -10,6 +10,7 @@ names.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,7 @@ from . import region as rg
 from .derive import Deriver, Elsewhere, NotExact, ReadsUnwritten, Tangled, Term, locate
 from .errors import RecordError
 from .forerunners import forerunners
+from .lost_fills import lost_fills
 from .plan import Entry
 from .program import Exact, Played, Program, Ref, Unwritten
 from .region import Box
@@ -93,6 +95,7 @@ class Classifier:
                 ref = by_name[name].ref
                 if ref is not None and one.random_nodes() & more:
                     self.found[name] = self._play(name, ref)
+        self._check_lost_fills()
         keys = self._name_temporaries()
         self._check_ties(keys)
         if self.problems:
@@ -101,6 +104,19 @@ class Classifier:
             rest = f"\n  ... and {len(problems) - 12} more" if len(problems) > 12 else ""
             raise RecordError(f"{len(problems)} tensors cannot be recorded:\n  {shown}{rest}")
         return [self._entry(one, self.found[one.name].program) for one in self.named]
+
+    def _check_lost_fills(self) -> None:
+        """An init function that hit a computed weight. In a package's code, which works like that on one process too,
+        it is a warning."""
+        named: dict[int, set[str]] = {}
+        for ref, name in self.refs.items():
+            named.setdefault(ref.storage, set()).add(name)
+        kept = {ref.storage for ref in self.tape.owners} | self.slicer.forerunners.keys()
+        for lost in lost_fills(self.tape, named, kept):
+            if lost.in_package:
+                warnings.warn(f"without effect: {lost.describe()}", stacklevel=4)
+            else:
+                self.problems.append(lost.describe())
 
     def _entry(self, one: Named, program: Program) -> Entry:
         first = one.first

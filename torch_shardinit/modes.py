@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from .errors import RecordError
 from .program import Ref
 from .recorder import Recorder, flat_tensors, map_tensors, meta_twin, where
-from .tape import InitFunctionInfo, OpInfo
+from .tape import InitFunctionInfo, OpInfo, is_internal
 
 _META = torch.device("meta")
 _DEFAULT = torch.device("cpu")  # this object: no device was named
@@ -37,6 +37,10 @@ _INIT_FUNCTIONS: dict[CodeType, InitFunctionInfo] = {
     init.orthogonal_.__code__: InitFunctionInfo("orthogonal_"),
     init.sparse_.__code__: InitFunctionInfo("sparse_"),
     init.dirac_.__code__: InitFunctionInfo("dirac_"),
+}
+_LAZY = {
+    cls.__new__.__code__  # type: ignore[attr-defined]
+    for cls in (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)
 }
 # Operators that turn tensors into Python values.
 _TELLING = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "allclose"})
@@ -276,6 +280,13 @@ def _with_device(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: d
         recorder.explicit_cpu = before
 
 
+def _empty(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A lazy parameter begins as an empty tensor, and gets its memory later where that is: not on the CPU."""
+    if args == (0,) and sys._getframe(2).f_code in _LAZY:
+        kwargs = {**kwargs, "device": _META}
+    return _with_device(recorder, func, args, kwargs)
+
+
 def _literal(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     data, *rest = args or (kwargs.get("data"),)
     if isinstance(data, (list, tuple)) and any(True for _ in flat_tensors(data)):
@@ -363,7 +374,8 @@ def _is_meta(recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[
     with torch._C.DisableTorchFunction():
         tensor = args[0]
         if info is None:
-            return tensor.is_meta
+            # On one process there is no such tensor, and init code that asks must do what it does there.
+            return tensor.is_meta and (frame is None or is_internal(frame.f_code))
         recorder.check_plain(tensor, info)
         if tensor.device.type != "meta":
             with _disable_current_modes():
@@ -388,6 +400,7 @@ _CONSTRUCTORS = frozenset(_device_constructors())
 _HANDLERS: dict[Any, Callable[[Recorder, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     torch.Tensor.is_meta.__get__: _is_meta,  # type: ignore[attr-defined]
     torch.tensor: _literal,
+    torch.empty: _empty,
     torch.Tensor.new_tensor: _new_tensor,
     torch.Tensor.__getitem__: _indexed,
     torch.Tensor.__setitem__: _indexed,

@@ -116,7 +116,13 @@ def tensors_of(model: nn.Module) -> list[ModelTensor]:
             if is_lazy(tensor):
                 raise RecordError(f"{where} is lazy and has no shape yet: run the model once first, on meta if need be")
             known = _known(record, name)
-            if known is not None and known.ref.sizes != tuple(tensor.shape):
+            if known is not None and known.ref.numel() and tuple(tensor.shape) == (0,):
+                raise RecordError(
+                    f"{where} was recorded with shape {list(known.ref.sizes)} and is empty now: it stands for a tensor "
+                    "that a framework unknown to this library holds elsewhere. Record the model before, and fill what "
+                    "holds the elements: Plan.fill_"
+                )
+            elif known is not None and known.ref.sizes != tuple(tensor.shape):
                 known = None  # replaced since (a resized embedding): what was recorded is of another tensor
             found.append(
                 ModelTensor(

@@ -328,22 +328,26 @@ _NUMPY_ROOT = os.path.dirname(np.__file__) + os.sep
 _is_internal: dict[CodeType, bool] = {}
 
 
+def is_internal(code: CodeType) -> bool:
+    """Whether code is torch's, NumPy's, ours, or generated."""
+    internal = _is_internal.get(code)
+    if internal is None:
+        name = code.co_filename
+        internal = _is_internal[code] = (
+            name.startswith((_TORCH_ROOT, _OWN_ROOT, _NUMPY_ROOT))
+            or (name.startswith("<") and "stdin" not in name)
+            or ("contextlib" in name or name.endswith("copy.py") or name == random.__file__)
+        )
+    return internal
+
+
 def user_line() -> tuple[str, int]:
     """(file, line) of the innermost frame that is neither torch's, NumPy's, ours nor generated code."""
     frame: Any = sys._getframe(1)
     last = frame
     while frame is not None:
         code = frame.f_code
-        internal = _is_internal.get(code)
-        if internal is None:
-            name = code.co_filename
-            internal = (
-                name.startswith((_TORCH_ROOT, _OWN_ROOT, _NUMPY_ROOT))
-                or (name.startswith("<") and "stdin" not in name)
-                or ("contextlib" in name or name.endswith("copy.py") or name == random.__file__)
-            )
-            _is_internal[code] = internal
-        if not internal:
+        if not is_internal(code):
             return code.co_filename, frame.f_lineno
         last, frame = frame, frame.f_back
     return last.f_code.co_filename, last.f_lineno
