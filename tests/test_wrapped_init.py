@@ -119,7 +119,7 @@ def test_adapters_on_a_sharded_model(with_values: bool) -> None:
 
 
 def _sharded_inside_of_rank() -> bool:
-    with pytest.raises(shardinit.RecordError, match="on a DTensor at .*: only plain tensors can be recorded"):
+    with pytest.raises(shardinit.RecordError, match=r"on a DTensor at .*: only plain tensors can be recorded"):
         with shardinit.recording():
             model = Base()
             shard(model)
