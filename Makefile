@@ -22,11 +22,13 @@ test: $(STAMP) $(VENV)/.recsys $(VENV)/.sweep
 sweep: $(STAMP) $(VENV)/.sweep
 	PYTHONPATH=$$(cat $(VENV)/.sweep):tests $(BIN)/python -m sweep $(SWEEP)
 
-# DeepSpeed, Megatron-core, transformers, Fabric, ...: the real packages, in an environment of their own.
+# DeepSpeed, Megatron-core, transformers, Fabric, ...: the real packages, in an environment of their own. DeepSpeed compiles
+# one thing at its first start, and would wait for ever for a lock that a killed run left.
 test-frameworks:
 	$(MAKE) VENV=$(TRAINERS_VENV) $(TRAINERS_VENV)/.trainers
+	rm -f $(TRAINERS_VENV)/extensions/*/lock
 	DS_ACCELERATOR=cpu HF_HUB_OFFLINE=1 TORCH_EXTENSIONS_DIR=$(abspath $(TRAINERS_VENV))/extensions \
-		timeout 900 $(TRAINERS_VENV)/bin/python -m pytest -q tests/trainers $(PYTEST)
+		PATH="$(abspath $(TRAINERS_VENV))/bin:$$PATH" timeout 900 $(TRAINERS_VENV)/bin/python -m pytest -q tests/trainers $(PYTEST)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
