@@ -97,29 +97,34 @@ struct TruncNormalNarrowFn {
   }
 };
 
-template <class T>
-struct ExponentialFn {
+// A draw without parameters of one word: Transform maps it to the value.
+template <class T, class Transform>
+struct PlainFn {
   struct Params {};
   using Word = UintOf<T>;
   static constexpr uint64_t kPlane = kPlaneWord;
   Params p;
   template <class U>
   SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
-    return {standard_exponential(a), standard_exponential(b)};
+    return {Transform{}(a), Transform{}(b)};
   }
 };
-
-template <class T>
-struct CauchyFn {
-  struct Params {};
-  using Word = UintOf<T>;
-  static constexpr uint64_t kPlane = kPlaneWord;
-  Params p;
+struct StandardExponential {
   template <class U>
-  SHARDINIT_HD Pair<FloatOf<U>> operator()(U a, U b) const {
-    return {standard_cauchy(a), standard_cauchy(b)};
+  SHARDINIT_HD FloatOf<U> operator()(U word) const {
+    return standard_exponential(word);
   }
 };
+struct StandardCauchy {
+  template <class U>
+  SHARDINIT_HD FloatOf<U> operator()(U word) const {
+    return standard_cauchy(word);
+  }
+};
+template <class T>
+using ExponentialFn = PlainFn<T, StandardExponential>;
+template <class T>
+using CauchyFn = PlainFn<T, StandardCauchy>;
 
 // The high 32 bits of a word decide, so that every type has the same ones.
 template <class T>

@@ -60,12 +60,8 @@ BernoulliParams params_of(const Piece& piece, BernoulliFn<T>*) {
 RandomParams params_of(const Piece& piece, RandomFn*) {
   return piece.is_double ? piece.draw64.random : piece.draw32.random;
 }
-template <class T>
-typename ExponentialFn<T>::Params params_of(const Piece&, ExponentialFn<T>*) {
-  return {};
-}
-template <class T>
-typename CauchyFn<T>::Params params_of(const Piece&, CauchyFn<T>*) {
+template <class T, class Transform>
+typename PlainFn<T, Transform>::Params params_of(const Piece&, PlainFn<T, Transform>*) {
   return {};
 }
 template <class W>
