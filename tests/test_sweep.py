@@ -79,7 +79,7 @@ class OnMetaOnly(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 5)
-        nn.init.constant_(self.linear.bias, 1.0 if self.linear.weight.is_meta else 2.0)
+        nn.init.constant_(self.linear.bias, 1.0 if self.linear.weight.device.type == "meta" else 2.0)
 
 
 class EveryTimeOther(nn.Module):
