@@ -3,13 +3,13 @@ one process; and what is refused, by its message."""
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 import sys
-import sysconfig
-import types
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,18 +73,35 @@ def test_error_a_fill_of_a_computed_weight(norm: Callable[[nn.Module], nn.Module
         shardinit.record(recorded(lambda: Normed(norm)))
 
 
-def test_a_package_that_fills_a_computed_weight_is_warned_of() -> None:
-    """Its users can't change it, and it has no effect on one process either."""
-    module = types.ModuleType("package")
-    code = "import torch\ndef init(model):\n    torch.nn.init.normal_(model.weight)\n"
-    exec(compile(code, f"{sysconfig.get_path('purelib')}/package/modeling.py", "exec"), module.__dict__)
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_package_that_fills_a_computed_weight_is_warned_of(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its users can't change it, wherever it is installed, and it has no effect on one process either."""
+    name = f"package_{installed}".lower()
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "modeling.py").write_text("import torch\ndef init(model):\n    torch.nn.init.normal_(model.weight)\n")
+    if installed:
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "top_level.txt").write_text(f"{name}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module(f"{name}.modeling")
 
     def make() -> nn.Module:
         model = parametrizations.weight_norm(nn.Linear(4, 5))
         module.init(model)
         return model
 
-    with pytest.warns(UserWarning, match=r"without effect: .*aten::normal_ at \S*package/modeling\.py:3 fills weight"):
+    what = rf"aten::normal_ at \S*{name}/modeling\.py:3 fills weight"
+    if not installed:
+        with pytest.raises(shardinit.RecordError, match=what):
+            shardinit.record(recorded(make))
+        return
+    with pytest.warns(UserWarning, match=f"without effect: .*{what}"):
         got = values(recorded(make))
     assert_same(got, values(recorded(lambda: parametrizations.weight_norm(nn.Linear(4, 5)))))
 

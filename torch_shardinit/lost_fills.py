@@ -6,14 +6,24 @@ is asked for, so that `nn.init.normal_(module.weight)` writes to a temporary. To
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import os
-import sysconfig
+import sys
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from .tape import Node, Tape
 
-_PACKAGES = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib")})
+
+@functools.cache
+def _is_of_a_distribution(path: str) -> bool:
+    """Whether a file belongs to an installed distribution, wherever that lies (editable, pip --target)."""
+    for name, module in list(sys.modules.items()):
+        folders = [] if "." in name else list(getattr(module, "__path__", None) or ())
+        if any(path.startswith(os.path.join(folder, "")) for folder in folders):
+            return name in importlib.metadata.packages_distributions()
+    return False
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,7 @@ class LostFill:
     @property
     def in_package(self) -> bool:
         """Whether the code is an installed package's: its users can't change it."""
-        return self.node.where[0].startswith(_PACKAGES)
+        return _is_of_a_distribution(self.node.where[0])
 
     def describe(self) -> str:
         return (
