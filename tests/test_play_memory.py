@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -64,16 +65,25 @@ class Model(nn.Module):
             self.register_parameter(f"w{index}", P(make()))
 
 
+def least_mib(model: nn.Module, work: Callable[[], object]) -> float:
+    """The least peak of three runs: what else the process and the kernel do (pages that come back) only adds to one."""
+    peaks = []
+    for _ in range(3):
+        gc.collect()
+        meter = InitMeter()
+        with meter.around(model):
+            work()
+        if meter.extra_bytes is None:
+            pytest.skip("the peak of resident memory can't be reset here")
+        peaks.append(meter.extra_bytes / 2**20)
+    return min(peaks)
+
+
 def peak_mib(plan: shardinit.Plan, model: nn.Module) -> float:
     materialise_(model, "cpu")
     for parameter in model.parameters():
         parameter.data.fill_(1)  # touched, so that it counts before
-    meter = InitMeter()
-    with meter.around(model):
-        plan.apply_(model, 3)
-    if meter.extra_bytes is None:
-        pytest.skip("the peak of resident memory can't be reset here")
-    return meter.extra_bytes / 2**20
+    return least_mib(model, lambda: plan.apply_(model, 3))
 
 
 @pytest.mark.parametrize(("make", "alive"), CASES, ids=lambda value: getattr(value, "__name__", None))
@@ -110,10 +120,9 @@ def test_a_shard_of_a_played_tensor_costs_the_tensor() -> None:
     plan = shardinit.record(model)
     shard = nn.Module()
     shard.part = torch.zeros(8, 5120)
-    meter = InitMeter()
-    with meter.around(shard):
+
+    def fill() -> None:
         for index in range(NUM_TENSORS):
             plan.fill_(f"w{index}", shard.part, offset=(16, 0), seed=3)
-    if meter.extra_bytes is None:
-        pytest.skip("the peak of resident memory can't be reset here")
-    assert 1.5 * MIB < meter.extra_bytes / 2**20 < 2.25 * MIB
+
+    assert 1.5 * MIB < least_mib(shard, fill) < 2.25 * MIB
