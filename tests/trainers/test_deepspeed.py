@@ -262,7 +262,7 @@ def _stock_worker(rank: int, world: int) -> None:
 
     # Init code on stand-ins of the whole shapes, where run on the parameters themselves it would write nothing.
     def everything(net: Net) -> None:
-        assert net.up.weight.shape == (13, 6) and net.up.weight.is_meta
+        assert net.up.weight.shape == (13, 6) and net.up.weight.device.type == "meta"
         shardinit.reset_parameters(net)
         net.embedding.reset_parameters()  # the head, which is tied to it, came after it
         net.init_weights()
