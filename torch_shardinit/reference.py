@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from torch_shardinit._exact import FORMATS, below, fma32, fma64, horner32, horner64, round_to, split
-from torch_shardinit._tables import AS241, C32, C64, K32, K64, L32, L64, LN2, QUANTILE_CENTRAL, QUANTILE_ROWS, S32, S64
+from torch_shardinit._quantile import quantile64, ratio32
+from torch_shardinit._tables import C32, C64, K32, K64, L32, L64, LN2, S32, S64
 
 _U32 = np.uint32
 _MASK = 0xFFFFFFFF
@@ -347,15 +348,7 @@ def trunc_normal32(w: ArrayLike, p: TruncParams) -> NDArray[np.float32]:
     m, n = split(fma32(-t4, t * f32(2.0**-p.k), t4))
     tt = m - f32(2)
     big_w = fma32((n + 1 - p.k).astype(f32), -LN2, f32(0.5) * (tt * horner32(tt, L32)))
-    h = horner32(big_w - f32(2.5), QUANTILE_CENTRAL)
-    root = np.sqrt(np.maximum(big_w, f32(0)))
-    lower = 5.0
-    for bound, mid, table in QUANTILE_ROWS:
-        here = (big_w >= f32(lower)) & (big_w < f32(bound))
-        if here.any():
-            h = np.where(here, horner32(root - f32(mid), table), h)
-        lower = bound
-    return _clamp(fma32(c * h, p.std, p.mean), p)
+    return _clamp(fma32(c * ratio32(big_w), p.std, p.mean), p)
 
 
 def trunc_normal64(w: ArrayLike, p: TruncParams) -> NDArray[np.float64]:
@@ -368,18 +361,9 @@ def trunc_normal64(w: ArrayLike, p: TruncParams) -> NDArray[np.float64]:
         tau = fma64(vc, p.width, p.center)
         return _clamp(fma64(fma64(tau, horner64(tau, p.y), 0.5), p.d, p.a), p)
     c = fma64(vc, p.dp, p.cm)
-    low, central = c < 0, np.abs(c) <= 0.425
-    r = fma64(-c, c, 0.180625)
-    middle = c * (horner64(r, AS241["A"]) / horner64(r, AS241["B"]))
+    low = c < 0
     u = fma64(np.where(low, w, ~w).astype(np.float64), 2.0**-64, 2.0**-65)
-    t = np.where(central, 0.25, fma64(u, p.dp, np.where(low, p.plo, p.qhi)))
-    m, n = split(t)
-    tt = m - 2.0
-    r = np.sqrt(0.5 * fma64((n + 1).astype(np.float64), K64, tt * horner64(tt, L64)))
-    near = horner64(r - 1.6, AS241["C"]) / horner64(r - 1.6, AS241["D"])
-    far = horner64(r - 5.0, AS241["E"]) / horner64(r - 5.0, AS241["F"])
-    z = np.where(r <= 5, near, far)
-    z = np.where(central, middle, np.where(low, -z, z))
+    z = quantile64(c, fma64(u, p.dp, np.where(low, p.plo, p.qhi)))
     return _clamp(fma64(z, p.std, p.mean), p)
 
 

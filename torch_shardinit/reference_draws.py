@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from torch_shardinit import reference as ref
 from torch_shardinit._exact import FORMATS, fma32, fma64, horner32, horner64, round_to, split
+from torch_shardinit._quantile import quantile64, ratio32
 from torch_shardinit._tables import (
-    AS241,
     C32,
     C64,
     EXP32,
@@ -29,8 +29,6 @@ from torch_shardinit._tables import (
     LOG2E64,
     LOG32,
     LOG64,
-    QUANTILE_CENTRAL,
-    QUANTILE_ROWS,
     S32,
     S64,
     TAIL32,
@@ -104,40 +102,10 @@ def erfinv(x: NDArray) -> NDArray:
         m, n = split(fma32(-at, at, 1.0))
         t = m - real(2)
         w = fma32((n + 1).astype(np.float32), -LN2, real(0.5) * (t * horner32(t, L32)))
-        value = at * (_ratio32(w) * real(float.fromhex("0x1.6a09e6p-2")))
+        value = at * (ratio32(w) * real(float.fromhex("0x1.6a09e6p-2")))
     with np.errstate(invalid="ignore"):
         outside = np.where(np.abs(x) == 1, x * real(np.inf), real(np.nan))
     return np.where(inside, value, outside)
-
-
-def _ratio32(w: NDArray) -> NDArray[np.float32]:
-    """z / c of section 6.2."""
-    f32 = np.float32
-    h = horner32(w - f32(2.5), QUANTILE_CENTRAL)
-    root = np.sqrt(np.maximum(w, f32(0)))
-    lower = 5.0
-    for bound, mid, table in QUANTILE_ROWS:
-        here = (w >= f32(lower)) & (w < f32(bound))
-        h = np.where(here, horner32(root - f32(mid), table), h)
-        lower = bound
-    return h
-
-
-def quantile64(c: NDArray, t: NDArray) -> NDArray[np.float64]:
-    """z of section 6.3."""
-    central = np.abs(c) <= 0.425
-    r = fma64(-c, c, 0.180625)
-    middle = c * (horner64(r, AS241["A"]) / horner64(r, AS241["B"]))
-    m, n = split(np.where(central, 0.25, t))
-    tt = m - 2.0
-    r = np.sqrt(0.5 * fma64((n + 1).astype(np.float64), K64, tt * horner64(tt, L64)))
-    near, far = r - 1.6, r - 5.0
-    tail = np.where(
-        r <= 5,
-        horner64(near, AS241["C"]) / horner64(near, AS241["D"]),
-        horner64(far, AS241["E"]) / horner64(far, AS241["F"]),
-    )
-    return np.where(central, middle, np.where(c < 0, -tail, tail))
 
 
 UNARY: dict[str, Callable[[NDArray], NDArray]] = {"exp": exp, "log": log, "sqrt": sqrt, "erfinv": erfinv}
